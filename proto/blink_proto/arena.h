@@ -307,6 +307,7 @@ struct InboundLayout {
   uint64_t channels_offset = 0;
   uint64_t channel_bytes = 0;
   uint64_t total_bytes = 0;
+  InboundLayout() = default;
   explicit BLINK_LAYOUT_FN InboundLayout(const Sizes& sizes) {
     uint64_t at = 0;
     channels_offset = align_up(at, CHANNEL_ALIGNMENT);
@@ -336,6 +337,7 @@ struct OutboundLayout {
   uint64_t channels_offset = 0;
   uint64_t channel_bytes = 0;
   uint64_t total_bytes = 0;
+  OutboundLayout() = default;
   explicit BLINK_LAYOUT_FN OutboundLayout(const Sizes& sizes) {
     uint64_t at = 0;
     header_offset = at = align_up(at, PART_ALIGNMENT);

@@ -110,6 +110,7 @@ def _region(spec: Spec, region: Region) -> str:
     members += [f"channel_{part.name}_offset" for part in region.channel]
     members += ["channels_offset", "channel_bytes", "total_bytes"]
     lines += [f"  uint64_t {member} = 0;" for member in members]
+    lines.append(f"  {region.name.capitalize()}Layout() = default;")
     lines.append(f"  explicit BLINK_LAYOUT_FN {region.name.capitalize()}Layout(const Sizes& sizes) {{")
     lines.append("    uint64_t at = 0;")
     for part in region.head:

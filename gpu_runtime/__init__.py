@@ -1,0 +1,1 @@
+"""The GPU runtime: loads models, runs the chain, and idles."""

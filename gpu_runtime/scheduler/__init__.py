@@ -1,0 +1,1 @@
+"""The scheduler: portable C++ and its host interface."""

@@ -1,0 +1,127 @@
+// emit: writes the plan where the step's kernels read it.
+#pragma once
+#include "scheduler/plan.h"
+
+namespace blink {
+
+// Gives every planned sequence the blocks for its new positions. The reservation made sure that there are enough.
+template <class Exec>
+BLINK_FN void allocate_blocks(const Exec& exec, State& state) {
+  const auto need = [&](uint32_t i) -> uint64_t {
+    const Sequence& sequence = state.sequences[state.order[i]];
+    if (sequence.status != Status::kRunning || sequence.query == 0) return 0;
+    return blocks_for(state, uint64_t{sequence.computed} + sequence.query) - sequence.blocks;
+  };
+  const uint64_t taken = exec.scan(state.live, need, [&](uint32_t i, uint64_t before) {
+    const uint32_t slot = state.order[i];
+    const uint32_t count = static_cast<uint32_t>(need(i));
+    const uint32_t* top = state.free_blocks + state.free_block_count - 1 - before;
+    int32_t* row = blocks_of(state, slot) + state.sequences[slot].blocks;
+    for (uint32_t b = 0; b < count; ++b) row[b] = static_cast<int32_t>(*(top - b));
+  });
+  exec.each(state.live, [&](uint32_t i) { state.sequences[state.order[i]].blocks += static_cast<uint32_t>(need(i)); });
+  exec.leader([&] { state.free_block_count -= static_cast<uint32_t>(taken); });
+}
+
+BLINK_FN bool samples(const Sequence& sequence) { return sequence.computed + sequence.query == sequence.length; }
+
+BLINK_FN void write_row(State& state, uint32_t slot, uint32_t row, uint32_t token_index) {
+  const Sequence& sequence = state.sequences[slot];
+  state.rows[row] = layout::SampleRow{token_index,          slot,           sequence.length, sequence.top_k,
+                                      sequence.temperature, sequence.top_p, sequence.seed,   0};
+}
+
+// Enters a sequence into the work list at `index`, with its tokens from `start` and, if it samples, in row `row`.
+BLINK_FN void write_work(State& state, uint32_t slot, uint32_t index, uint32_t start, uint32_t row) {
+  const Sequence& sequence = state.sequences[slot];
+  const bool sampling = samples(sequence);
+  state.works[index] = layout::Work{slot,
+                                    start,
+                                    sequence.query,
+                                    sequence.computed + sequence.query,
+                                    sampling ? row : kNone,
+                                    sequence.channel,
+                                    sequence.position};
+  if (sampling) write_row(state, slot, row, start + sequence.query - 1);
+}
+
+// Decodes first, then prompt chunks, each by arrival. Returns nothing; sets the header's counts.
+template <class Exec>
+BLINK_FN void write_works(const Exec& exec, State& state) {
+  const auto sequence_at = [&](uint32_t i) -> const Sequence& { return state.sequences[state.order[i]]; };
+  const auto decodes = [&](uint32_t i) -> uint64_t { return is_decode(sequence_at(i)); };
+  const auto has_chunk = [&](uint32_t i) {
+    return sequence_at(i).status == Status::kRunning && !is_decode(sequence_at(i)) && sequence_at(i).query > 0;
+  };
+  const uint32_t decode_count = static_cast<uint32_t>(exec.scan(state.live, decodes, [&](uint32_t i, uint64_t at) {
+    const uint32_t index = static_cast<uint32_t>(at);
+    if (decodes(i)) write_work(state, state.order[i], index, index, index);
+  }));
+  // Three counts in one scan: works in the low 16 bits, rows in the next 16, tokens above.
+  const auto share = [&](uint32_t i) -> uint64_t {
+    if (!has_chunk(i)) return 0;
+    return uint64_t{sequence_at(i).query} << 32 | uint64_t{samples(sequence_at(i))} << 16 | 1;
+  };
+  const uint64_t sum = exec.scan(state.live, share, [&](uint32_t i, uint64_t before) {
+    if (!has_chunk(i)) return;
+    const uint32_t index = decode_count + static_cast<uint32_t>(before & 0xFFFF);
+    const uint32_t row = decode_count + static_cast<uint32_t>(before >> 16 & 0xFFFF);
+    write_work(state, state.order[i], index, decode_count + static_cast<uint32_t>(before >> 32), row);
+  });
+  exec.leader([&] {
+    state.header.decode_works = decode_count;
+    state.header.works = decode_count + static_cast<uint32_t>(sum & 0xFFFF);
+    state.header.rows = decode_count + static_cast<uint32_t>(sum >> 16 & 0xFFFF);
+    state.header.tokens = decode_count + static_cast<uint32_t>(sum >> 32);
+  });
+}
+
+// Token, position and KV slot of the k-th query token of a work.
+BLINK_FN void write_token(State& state, const layout::Work& work, uint32_t k) {
+  const uint32_t position = work.context_tokens - work.query_tokens + k;
+  const uint32_t block = static_cast<uint32_t>(blocks_of(state, work.slot)[position / state.config.block_tokens]);
+  const uint32_t at = work.query_start + k;
+  state.token_ids[at] = static_cast<int32_t>(history_of(state, work.slot)[position]);
+  state.positions[at] = static_cast<int32_t>(position);
+  state.kv_slots[at] =
+      static_cast<int32_t>(block * state.config.block_tokens + position % state.config.block_tokens);
+}
+
+template <class Exec>
+BLINK_FN void write_tokens(const Exec& exec, State& state) {
+  exec.each(state.header.decode_works, [&](uint32_t w) { write_token(state, state.works[w], 0); });
+  for (uint32_t w = state.header.decode_works; w < state.header.works; ++w) {
+    const layout::Work& work = state.works[w];
+    exec.each(work.query_tokens, [&](uint32_t k) { write_token(state, work, k); });
+  }
+  const uint32_t padding = state.header.bucket - state.header.tokens;
+  exec.each(padding, [&](uint32_t k) {
+    const uint32_t at = state.header.tokens + k;
+    state.token_ids[at] = 0;
+    state.positions[at] = 0;
+    state.kv_slots[at] = static_cast<int32_t>(layout::SCRATCH_BLOCK * state.config.block_tokens);
+  });
+}
+
+BLINK_FN uint32_t bucket_for(const State& state, uint32_t tokens) {
+  if (tokens == 0) return 0;
+  uint32_t b = 0;
+  while (b + 1 < state.config.bucket_count && state.config.buckets[b] < tokens) ++b;
+  return state.config.buckets[b];
+}
+
+template <class Exec>
+BLINK_FN void emit(const Exec& exec, State& state) {
+  allocate_blocks(exec, state);
+  write_works(exec, state);
+  exec.leader([&] {
+    layout::StepHeader& header = state.header;
+    header.bucket = bucket_for(state, header.tokens);
+    header.live = state.live;
+    header.step = state.counters.steps + (header.tokens > 0);
+    state.counters.steps = header.step;
+  });
+  write_tokens(exec, state);
+}
+
+}  // namespace blink

@@ -1,0 +1,55 @@
+// How a phase of the scheduler runs: a plain loop on the host, one thread per item on the GPU.
+#pragma once
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define BLINK_FN __host__ __device__ inline
+#else
+#define BLINK_FN inline
+#endif
+
+namespace blink {
+
+inline constexpr uint32_t kNone = 0xFFFFFFFFu;
+
+// The host's executor. A device executor offers the same members with a barrier at the end of each, so a phase may
+// rely on everything that the member calls before it have written.
+struct HostExec {
+  // f(i) for every i below n, in any order.
+  template <class F>
+  void each(uint32_t n, F f) const {
+    for (uint32_t i = 0; i < n; ++i) f(i);
+  }
+
+  // use(i, sum of value(j) for j < i) for every i below n; returns the sum over all. `value` must not depend on what
+  // `use` writes.
+  template <class Value, class Use>
+  uint64_t scan(uint32_t n, Value value, Use use) const {
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < n; ++i) {
+      const uint64_t own = value(i);
+      use(i, sum);
+      sum += own;
+    }
+    return sum;
+  }
+
+  // use(i, count of j < i with key(j) == key(i)) for every i below n whose key is not kNone; counts[k] becomes the
+  // number of items with key k, for every k below `keys`.
+  template <class Key, class Use>
+  void rank(uint32_t n, uint32_t keys, uint32_t* counts, Key key, Use use) const {
+    for (uint32_t k = 0; k < keys; ++k) counts[k] = 0;
+    for (uint32_t i = 0; i < n; ++i) {
+      const uint32_t k = key(i);
+      if (k != kNone) use(i, counts[k]++);
+    }
+  }
+
+  // f() on one thread.
+  template <class F>
+  void leader(F f) const {
+    f();
+  }
+};
+
+}  // namespace blink

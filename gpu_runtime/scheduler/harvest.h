@@ -1,0 +1,86 @@
+// harvest: takes in the tokens that the step sampled. publish: tells the front ends.
+#pragma once
+#include "scheduler/table.h"
+
+namespace blink {
+
+BLINK_FN bool is_stop_token(const State& state, const Sequence& sequence, uint32_t token) {
+  const bool eos_counts = (sequence.flags & static_cast<uint32_t>(arena::SubmitFlag::IGNORE_EOS)) == 0;
+  for (uint32_t i = 0; eos_counts && i < state.config.eos_count; ++i) {
+    if (state.config.eos_tokens[i] == token) return true;
+  }
+  for (uint32_t i = 0; i < sequence.stop_count; ++i) {
+    if (sequence.stop_tokens[i] == token) return true;
+  }
+  return false;
+}
+
+// Appends one sampled token and decides whether the sequence goes on.
+BLINK_FN void take_token(State& state, uint32_t slot, uint32_t token) {
+  Sequence& sequence = state.sequences[slot];
+  if (token >= state.config.vocab_size) {
+    sequence.finish = arena::Finish::ERROR;
+    sequence.error = arena::ErrorCode::BAD_SAMPLE;
+    return;
+  }
+  history_of(state, slot)[sequence.length++] = token;
+  if (is_stop_token(state, sequence, token)) {
+    sequence.finish = arena::Finish::STOP;
+  } else if (sequence.length == sequence.prompt_tokens + sequence.max_tokens) {
+    sequence.finish = arena::Finish::LENGTH;
+  }
+}
+
+// Prompt tokens among those that a work computed.
+BLINK_FN uint64_t prompt_tokens_of(const State& state, const layout::Work& work) {
+  const Sequence& sequence = state.sequences[work.slot];
+  const uint32_t before = sequence.computed;
+  const uint32_t after = before + work.query_tokens;
+  const uint32_t prompt = sequence.prompt_tokens;
+  return (after < prompt ? after : prompt) - (before < prompt ? before : prompt);
+}
+
+template <class Exec>
+BLINK_FN void harvest(const Exec& exec, State& state) {
+  const uint64_t prompt_tokens = exec.scan(
+      state.header.works, [&](uint32_t w) { return prompt_tokens_of(state, state.works[w]); },
+      [](uint32_t, uint64_t) {});
+  exec.leader([&] { state.counters.prompt_tokens += prompt_tokens; });
+  exec.each(state.header.works, [&](uint32_t w) {
+    Sequence& sequence = state.sequences[state.works[w].slot];
+    sequence.computed += state.works[w].query_tokens;
+  });
+  exec.each(state.header.rows,
+            [&](uint32_t r) { take_token(state, state.rows[r].slot, static_cast<uint32_t>(state.sampled[r])); });
+}
+
+template <class Exec>
+BLINK_FN void publish(const Exec& exec, State& state) {
+  const auto channel_of = [&](uint32_t r) { return state.sequences[state.rows[r].slot].channel; };
+  exec.rank(state.header.rows, state.config.channels, state.counts, channel_of, [&](uint32_t r, uint32_t rank) {
+    const Sequence& sequence = state.sequences[state.rows[r].slot];
+    const bool bad = sequence.finish == arena::Finish::ERROR;
+    const Record record{bad ? arena::RecordKind::END : arena::RecordKind::TOKEN, sequence.finish, sequence.error,
+                        sequence.position, bad ? 0 : static_cast<uint32_t>(state.sampled[r])};
+    write_record(state, sequence.channel, state.channels[sequence.channel].log_next + rank, record);
+  });
+  exec.each(state.config.channels, [&](uint32_t c) { state.channels[c].log_next += state.counts[c]; });
+  const auto over = [&](uint32_t slot) {
+    const Sequence& sequence = state.sequences[slot];
+    return sequence.status == Status::kRunning && sequence.finish != arena::Finish::NONE;
+  };
+  release_blocks(exec, state, over);
+  exec.leader([&] {
+    for (uint32_t r = 0; r < state.header.rows; ++r) {
+      const Sequence& sequence = state.sequences[state.rows[r].slot];
+      state.counters.generated_tokens += sequence.finish != arena::Finish::ERROR;
+      state.counters.finished[static_cast<uint32_t>(sequence.finish)] += sequence.finish != arena::Finish::NONE;
+    }
+  });
+  exec.each(state.live, [&](uint32_t i) {
+    if (over(state.order[i])) state.sequences[state.order[i]].status = Status::kFree;
+  });
+  flush_ending(exec, state);
+}
+
+}  // namespace blink

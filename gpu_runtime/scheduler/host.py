@@ -1,0 +1,190 @@
+"""The scheduler on the host: ctypes over the library that the package build makes from `host.cpp`."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_runtime.native import load_library
+from gpu_runtime.scheduler import layout
+
+
+class SchedulerError(RuntimeError):
+    """The scheduler refused its configuration, or one of its invariants is broken."""
+
+
+class _PlanView(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_void_p)
+        for name in (
+            "header",
+            "works",
+            "rows",
+            "token_ids",
+            "positions",
+            "kv_slots",
+            "block_table",
+            "sampled",
+        )
+    ]
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = load_library("_host_scheduler")
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "check": (ctypes.c_char_p, [pointer]),
+        "create": (pointer, [pointer, pointer, size, pointer, size]),
+        "destroy": (None, [pointer]),
+        "plan": (None, [pointer, pointer]),
+        "step": (None, [pointer, ctypes.c_uint64, ctypes.c_uint32]),
+        "poll": (ctypes.c_int, [pointer, pointer, ctypes.c_uint64, ctypes.c_uint64]),
+        "audit": (ctypes.c_char_p, [pointer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"blink_scheduler_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Views of the planned step, zero-copy, valid until the next step.
+
+    `token_ids`, `positions` and `kv_slots` are int32 [bucket]; `works` Work [works]; `rows` SampleRow [rows];
+    `block_table` int32 [max_sequences, blocks_per_sequence], indexed by a work's slot.
+    """
+
+    header: np.void
+    token_ids: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    kv_slots: NDArray[np.int32]
+    works: NDArray[np.void]
+    rows: NDArray[np.void]
+    block_table: NDArray[np.int32]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the step; 0 when there is nothing to do."""
+        return int(self.header["tokens"])
+
+    @property
+    def stopped(self) -> bool:
+        """The chain must end."""
+        return bool(self.header["stopped"])
+
+
+def _view(address: int, dtype: Any, count: int) -> NDArray[Any]:
+    kind = np.dtype(dtype)
+    raw = (ctypes.c_uint8 * (kind.itemsize * count)).from_address(address)
+    return np.frombuffer(raw, dtype=kind)
+
+
+class HostScheduler:
+    """One scheduler over the two regions of an arena.
+
+    Args:
+        config: 0-d structured array of `layout.SchedulerConfig`.
+        inbound: uint8 view of the inbound region, 64-byte aligned.
+        outbound: uint8 view of the outbound region, 64-byte aligned, writable.
+
+    Raises:
+        SchedulerError: the configuration or the regions are unfit.
+    """
+
+    def __init__(
+        self, config: NDArray[np.void], inbound: NDArray[np.uint8], outbound: NDArray[np.uint8]
+    ) -> None:
+        self._library = _library()
+        self._handle: int | None = None
+        self._regions = (inbound, outbound)  # keeps the mappings alive
+        self._config = np.array(config, dtype=layout.SchedulerConfig)
+        wrong = self._library.blink_scheduler_check(self._config.ctypes.data)
+        if wrong:
+            raise SchedulerError(f"scheduler configuration: {wrong.decode()}")
+        self._handle = self._library.blink_scheduler_create(
+            self._config.ctypes.data,
+            inbound.ctypes.data,
+            inbound.nbytes,
+            outbound.ctypes.data,
+            outbound.nbytes,
+        )
+        if not self._handle:
+            raise SchedulerError("the arena's regions are too small or misaligned, or memory is short")
+        self._map_plan()
+
+    def _map_plan(self) -> None:
+        view = _PlanView()
+        self._library.blink_scheduler_plan(self._handle, ctypes.byref(view))
+        c = self._config
+        running, sequences = int(c["max_running"]), int(c["max_sequences"])
+        tokens = int(c["buckets"][int(c["bucket_count"]) - 1])
+        self._header = _view(view.header, layout.StepHeader, 1)
+        self._works = _view(view.works, layout.Work, running)
+        self._rows = _view(view.rows, layout.SampleRow, running)
+        self._tokens = [
+            _view(address, "<i4", tokens) for address in (view.token_ids, view.positions, view.kv_slots)
+        ]
+        columns = int(c["blocks_per_sequence"])
+        self._block_table = _view(view.block_table, "<i4", sequences * columns).reshape(sequences, columns)
+        self._sampled = _view(view.sampled, "<i4", running)
+
+    def step(
+        self, sampled: NDArray[np.int32] | list[int], now_ns: int, command: int = layout.Command.RUN
+    ) -> Plan:
+        """Takes in the tokens that the last plan's rows sampled, in row order, and plans the next step.
+
+        Raises:
+            ValueError: `sampled` has not one token for each row of the last plan.
+        """
+        rows = int(self._header[0]["rows"])
+        if len(sampled) != rows:
+            raise ValueError(f"{len(sampled)} tokens for {rows} rows")
+        self._sampled[:rows] = sampled
+        self._library.blink_scheduler_step(self._handle, now_ns, int(command))
+        return self.plan()
+
+    def plan(self) -> Plan:
+        """The present plan."""
+        header = self._header[0]
+        bucket, works, rows = int(header["bucket"]), int(header["works"]), int(header["rows"])
+        token_ids, positions, kv_slots = (array[:bucket] for array in self._tokens)
+        return Plan(
+            header,
+            token_ids,
+            positions,
+            kv_slots,
+            self._works[:works],
+            self._rows[:rows],
+            self._block_table,
+        )
+
+    def poll(self, timeout_ns: int, command: NDArray[np.uint64] | None = None, expected: int = 0) -> bool:
+        """Waits for news at most that long; also returns when the word at `command` is not `expected`."""
+        address = None if command is None else command.ctypes.data
+        return bool(self._library.blink_scheduler_poll(self._handle, address, expected, timeout_ns))
+
+    def audit(self) -> None:
+        """Checks the internal invariants (tests).
+
+        Raises:
+            SchedulerError: says which is broken.
+        """
+        broken = self._library.blink_scheduler_audit(self._handle)
+        if broken:
+            raise SchedulerError(broken.decode())
+
+    def close(self) -> None:
+        """Frees the scheduler; its views must not be used any more."""
+        if self._handle:
+            self._library.blink_scheduler_destroy(self._handle)
+            self._handle = None
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,115 @@
+// Second half of intake: submissions become waiting sequences.
+#pragma once
+#include "scheduler/leases.h"
+#include "scheduler/validate.h"
+
+namespace blink {
+
+BLINK_FN uint64_t commit_word(const Channel& channel, uint64_t position, uint32_t slots) {
+  return arena::CommitWord{1 + (position / slots) % 0xFFFFFFFFull, channel.lease}.pack();
+}
+
+BLINK_FN const arena::SubmitRecord* submit_slot(const State& state, uint32_t c) {
+  const uint64_t at = state.channels[c].submit_next % state.config.submit_slots;
+  return inbound_part<arena::SubmitRecord>(state, c, state.inbound_layout.channel_submit_offset) + at;
+}
+
+BLINK_FN bool submission_is_there(const State& state, uint32_t c) {
+  const Channel& channel = state.channels[c];
+  const uint64_t expected = commit_word(channel, channel.submit_next, state.config.submit_slots);
+  return load_acquire(&submit_slot(state, c)->commit) == expected;
+}
+
+// Copies the prompt into the history of a slot; false when a token is not in the vocabulary.
+template <class Exec>
+BLINK_FN bool copy_prompt(const Exec& exec, State& state, uint32_t c, uint32_t slot, const arena::SubmitRecord& from) {
+  const auto* heap = inbound_part<uint32_t>(state, c, state.inbound_layout.channel_heap_offset);
+  uint32_t* history = history_of(state, slot);
+  const uint64_t bad = exec.scan(
+      from.prompt_tokens,
+      [&](uint32_t i) -> uint64_t {
+        const uint32_t token = load_relaxed(heap + from.prompt_offset + i);
+        history[i] = token;
+        return token >= state.config.vocab_size;
+      },
+      [](uint32_t, uint64_t) {});
+  return bad == 0;
+}
+
+BLINK_FN void start_sequence(State& state, uint32_t c, uint32_t slot, const arena::SubmitRecord& record) {
+  Sequence sequence{};
+  sequence.status = Status::kWaiting;
+  sequence.channel = c;
+  sequence.position = state.channels[c].submit_next;
+  sequence.prompt_tokens = sequence.length = record.prompt_tokens;
+  sequence.max_tokens = record.max_tokens;
+  sequence.reserved = blocks_for(state, positions_needed(record.prompt_tokens, record.max_tokens));
+  sequence.flags = record.flags;
+  sequence.top_k = record.top_k;
+  sequence.temperature = record.temperature;
+  sequence.top_p = record.top_p;
+  sequence.seed = record.seed;
+  sequence.stop_count = record.stop_count;
+  for (uint32_t i = 0; i < record.stop_count; ++i) sequence.stop_tokens[i] = record.stop_tokens[i];
+  state.sequences[slot] = sequence;
+  state.order[state.live++] = slot;
+  --state.free_slot_count;
+}
+
+BLINK_FN void reject(State& state, uint32_t c, arena::ErrorCode error) {
+  Channel& channel = state.channels[c];
+  const Record record{arena::RecordKind::REJECT, arena::Finish::ERROR, error, channel.submit_next, 0};
+  write_record(state, c, channel.log_next++, record);
+  ++channel.rejected;
+}
+
+// Copies the channel's next submission, if there is one and it need not wait, and checks all but its tokens.
+BLINK_FN void stage_submission(State& state, uint32_t c) {
+  const Channel& channel = state.channels[c];
+  Staged& staged = state.staged;
+  staged.present = channel.live && state.free_slot_count > 0 && log_room_to_spare(state, channel) > 0 &&
+                   submission_is_there(state, c);
+  if (!staged.present) return;
+  staged.record = copy_record(submit_slot(state, c));
+  staged.slot = state.free_slots[state.free_slot_count - 1];
+  staged.error = check_submission(state, staged.record);
+}
+
+// Takes the channel's next submission; false when there is none or it has to wait.
+template <class Exec>
+BLINK_FN bool take_submission(const Exec& exec, State& state, uint32_t c) {
+  exec.leader([&] { stage_submission(state, c); });
+  const Staged& staged = state.staged;
+  if (!staged.present) return false;
+  const bool sane = staged.error == arena::ErrorCode::NONE;
+  const bool known = sane && copy_prompt(exec, state, c, staged.slot, staged.record);
+  exec.leader([&] {
+    if (known) {
+      start_sequence(state, c, staged.slot, staged.record);
+    } else {
+      reject(state, c, sane ? arena::ErrorCode::BAD_TOKEN : staged.error);
+    }
+    ++state.channels[c].submit_next;
+  });
+  return true;
+}
+
+// Round by round over the channels, from a starting channel that moves on by one each step.
+template <class Exec>
+BLINK_FN void intake(const Exec& exec, State& state) {
+  uint32_t taken = 0;
+  bool found = state.draining == 0;
+  while (found && taken < layout::MAX_INTAKE_PER_STEP) {
+    found = false;
+    for (uint32_t k = 0; k < state.config.channels && taken < layout::MAX_INTAKE_PER_STEP; ++k) {
+      const uint32_t c = (state.round_start + k) % state.config.channels;
+      if (take_submission(exec, state, c)) {
+        found = true;
+        ++taken;
+      }
+    }
+  }
+  exec.leader([&] { state.round_start = (state.round_start + 1) % state.config.channels; });
+}
+
+}  // namespace blink

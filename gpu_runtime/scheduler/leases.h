@@ -1,0 +1,83 @@
+// First half of intake: leases, heartbeats and read cursors of the channels.
+#pragma once
+#include "scheduler/table.h"
+
+namespace blink {
+
+BLINK_FN void end_lease(Channel& channel) {
+  channel.live = 0;
+  channel.drop = 1;
+}
+
+BLINK_FN void begin_lease(Channel& channel, uint64_t lease, uint64_t heartbeat, uint64_t now_ns) {
+  channel.drop = 1;
+  channel.lease = lease;
+  channel.live = 1;
+  channel.log_start = channel.log_read = channel.log_next;
+  channel.heartbeat = heartbeat;
+  channel.heartbeat_ns = now_ns;
+}
+
+BLINK_FN void watch_lease(Channel& channel, uint64_t word, uint64_t heartbeat, uint64_t now_ns) {
+  const bool changed = word != channel.lease_seen;
+  channel.lease_seen = word;
+  if (word == channel.lease + 1 && word <= 0xFFFFFFFFu) {
+    begin_lease(channel, word, heartbeat, now_ns);
+  } else if (word == 0) {
+    if (channel.live) end_lease(channel);
+  } else if (word != channel.lease && changed) {
+    ++channel.protocol_errors;
+  }
+}
+
+BLINK_FN void watch_heartbeat(Channel& channel, uint64_t heartbeat, uint64_t now_ns, uint64_t timeout_ns) {
+  if (heartbeat != channel.heartbeat) {
+    channel.heartbeat = heartbeat;
+    channel.heartbeat_ns = now_ns;
+  } else if (now_ns - channel.heartbeat_ns >= timeout_ns) {
+    end_lease(channel);
+  }
+}
+
+BLINK_FN void watch_cursor(Channel& channel, uint64_t log_read) {
+  if (log_read >= channel.log_read && log_read <= channel.log_next) {
+    channel.log_read = log_read;
+  } else if (log_read > channel.log_next && log_read != channel.log_read_seen) {
+    ++channel.protocol_errors;
+  }
+  channel.log_read_seen = log_read;
+}
+
+// Reads the control words of every channel and drops the sequences whose lease has ended.
+template <class Exec>
+BLINK_FN void watch_channels(const Exec& exec, State& state, uint64_t now_ns) {
+  exec.each(state.config.channels, [&](uint32_t c) {
+    Channel& channel = state.channels[c];
+    const arena::ChannelIn* in = channel_in(state, c);
+    const uint64_t heartbeat = load_acquire(&in->heartbeat);
+    watch_lease(channel, load_acquire(&in->lease), heartbeat, now_ns);
+    if (channel.live) watch_heartbeat(channel, heartbeat, now_ns, state.config.lease_timeout_ns);
+    if (channel.live) watch_cursor(channel, load_acquire(&in->log_read));
+  });
+  const uint64_t ended_leases = exec.scan(
+      state.config.channels, [&](uint32_t c) -> uint64_t { return state.channels[c].drop; },
+      [](uint32_t, uint64_t) {});
+  if (ended_leases == 0) return;
+  const auto dropped = [&](uint32_t slot) { return state.channels[state.sequences[slot].channel].drop != 0; };
+  release_blocks(exec, state, dropped);
+  const auto untold = [&](uint32_t i) -> uint64_t {
+    return dropped(state.order[i]) && state.sequences[state.order[i]].status != Status::kEnding;
+  };
+  const uint64_t ended = exec.scan(state.live, untold, [](uint32_t, uint64_t) {});
+  exec.leader([&] { state.counters.finished[static_cast<uint32_t>(arena::Finish::CANCELLED)] += ended; });
+  exec.each(state.live, [&](uint32_t i) {
+    if (dropped(state.order[i])) state.sequences[state.order[i]].status = Status::kFree;
+  });
+  compact_order(exec, state);
+  exec.each(state.config.channels, [&](uint32_t c) {
+    if (state.channels[c].drop) state.channels[c].ending = 0;
+    state.channels[c].drop = 0;
+  });
+}
+
+}  // namespace blink

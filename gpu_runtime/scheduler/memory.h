@@ -1,0 +1,43 @@
+// Access to memory that the other side of the bus reads or writes at the same time. Every word is loaded once into
+// private memory before anything looks at it.
+#pragma once
+#include <cstdint>
+
+#include "scheduler/exec.h"
+
+namespace blink {
+
+template <class T>
+BLINK_FN T load_acquire(const T* word) {
+  return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+template <class T>
+BLINK_FN T load_relaxed(const T* word) {
+  return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+
+template <class T>
+BLINK_FN void store_release(T* word, T value) {
+  __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+template <class T>
+BLINK_FN void store_relaxed(T* word, T value) {
+  __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
+
+// Copies a record word by word; the caller has seen its commit word by load_acquire.
+template <class Record>
+BLINK_FN Record copy_record(const Record* from) {
+  static_assert(sizeof(Record) % 8 == 0);
+  union {
+    uint64_t words[sizeof(Record) / 8];
+    Record record;
+  } copy;
+  const auto* source = reinterpret_cast<const uint64_t*>(from);
+  for (uint32_t i = 0; i < sizeof(Record) / 8; ++i) copy.words[i] = load_relaxed(source + i);
+  return copy.record;
+}
+
+}  // namespace blink

@@ -1,0 +1,148 @@
+// Everything that the scheduler remembers from step to step, and where it lies.
+#pragma once
+#include <cstdint>
+
+#include "blink_proto/arena.h"
+#include "scheduler/exec.h"
+#include "scheduler/layout.h"
+
+namespace blink {
+
+enum class Status : uint32_t {
+  kFree = 0,
+  kWaiting,  // taken, holds no blocks
+  kRunning,  // admitted
+  kEnding,   // over; its END record waits for room in the log
+};
+
+struct Sequence {
+  Status status;
+  uint32_t channel;
+  uint64_t position;  // of its submission in the submit ring
+  uint32_t prompt_tokens;
+  uint32_t max_tokens;
+  uint32_t length;    // tokens known: prompt + generated
+  uint32_t computed;  // of those, in the KV cache
+  uint32_t blocks;    // entries of its block table row in use
+  uint32_t reserved;  // blocks it may come to need
+  uint32_t query;     // tokens of it in the planned step
+  uint32_t has_room;  // may sample in the planned step: its token log has room
+  arena::Finish finish;
+  arena::ErrorCode error;
+  uint32_t flags;
+  uint32_t top_k;
+  float temperature;
+  float top_p;
+  uint64_t seed;
+  uint32_t stop_count;
+  uint32_t stop_tokens[arena::MAX_STOP_TOKENS];
+};
+
+struct Channel {
+  uint64_t lease;       // last accepted
+  uint64_t lease_seen;  // last word read, to count a wrong one once
+  uint32_t live;
+  uint32_t ending;  // its sequences that wait for room for their END record
+  uint32_t drop;    // its lease has just ended
+  uint64_t heartbeat;
+  uint64_t heartbeat_ns;  // when that value was first seen
+  uint64_t submit_next;
+  uint64_t cancel_next;
+  uint64_t log_start;
+  uint64_t log_next;
+  uint64_t log_read;
+  uint64_t log_read_seen;
+  uint64_t rejected;
+  uint64_t protocol_errors;
+};
+
+struct Cancel {
+  uint32_t channel;
+  uint64_t target;
+};
+
+// The submission that intake is looking at: read once by one thread, then the same for all.
+struct Staged {
+  uint32_t present;
+  uint32_t slot;
+  arena::ErrorCode error;
+  arena::SubmitRecord record;
+};
+
+struct Counters {
+  uint64_t heartbeat, steps, prompt_tokens, generated_tokens;
+  uint64_t finished[5];  // by arena::Finish
+  uint64_t log_stalls;
+};
+
+// All arrays are sized by the configuration and lie behind the State itself, in one piece of memory.
+struct State {
+  layout::SchedulerConfig config;
+  arena::InboundLayout inbound_layout;
+  arena::OutboundLayout outbound_layout;
+  const uint8_t* inbound;
+  uint8_t* outbound;
+
+  Sequence* sequences;    // [max_sequences]
+  Channel* channels;      // [channels]
+  uint32_t* order;        // [max_sequences] slots of live sequences, by arrival
+  uint32_t* order_next;   // scratch for compaction
+  uint32_t* free_slots;   // stack
+  uint32_t* free_blocks;  // stack
+  uint32_t* history;      // [max_sequences][max_model_tokens] token ids
+  uint32_t* counts;       // [channels] scratch
+  Cancel cancels[layout::MAX_CANCELS_PER_STEP];
+  uint32_t cancel_count;
+  Staged staged;
+
+  uint32_t live;             // entries of order
+  uint32_t free_slot_count;  // entries of free_slots
+  uint32_t free_block_count;
+  uint32_t reserved_blocks;  // sum over running sequences
+  uint32_t running;
+  uint32_t round_start;  // channel that intake begins with
+  uint32_t draining;
+  Counters counters;
+
+  // The plan, read by the step's kernels.
+  layout::StepHeader header;
+  layout::Work* works;      // [max_running]
+  layout::SampleRow* rows;  // [max_running]
+  int32_t* token_ids;       // [last bucket]
+  int32_t* positions;       // [last bucket]
+  int32_t* kv_slots;        // [last bucket]
+  int32_t* block_table;     // [max_sequences][blocks_per_sequence]
+  const int32_t* sampled;   // [max_running] tokens that the last step sampled, one for each row
+};
+
+BLINK_FN uint32_t* history_of(const State& state, uint32_t slot) {
+  return state.history + uint64_t{slot} * state.config.max_model_tokens;
+}
+
+BLINK_FN int32_t* blocks_of(const State& state, uint32_t slot) {
+  return state.block_table + uint64_t{slot} * state.config.blocks_per_sequence;
+}
+
+BLINK_FN uint32_t blocks_for(const State& state, uint64_t tokens) {
+  return static_cast<uint32_t>((tokens + state.config.block_tokens - 1) / state.config.block_tokens);
+}
+
+template <class T>
+BLINK_FN const T* inbound_part(const State& state, uint32_t channel, uint64_t part_offset) {
+  return reinterpret_cast<const T*>(state.inbound + state.inbound_layout.channel_offset(channel) + part_offset);
+}
+
+template <class T>
+BLINK_FN T* outbound_part(const State& state, uint32_t channel, uint64_t part_offset) {
+  return reinterpret_cast<T*>(state.outbound + state.outbound_layout.channel_offset(channel) + part_offset);
+}
+
+BLINK_FN const arena::ChannelIn* channel_in(const State& state, uint32_t channel) {
+  return inbound_part<arena::ChannelIn>(state, channel, state.inbound_layout.channel_control_offset);
+}
+
+BLINK_FN arena::ChannelOut* channel_out(const State& state, uint32_t channel) {
+  return outbound_part<arena::ChannelOut>(state, channel, state.outbound_layout.channel_control_offset);
+}
+
+}  // namespace blink

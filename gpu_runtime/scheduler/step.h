@@ -1,0 +1,42 @@
+// The scheduler's step, from the tokens that were sampled to the plan of what is computed next.
+#pragma once
+#include "scheduler/cancel.h"
+#include "scheduler/emit.h"
+#include "scheduler/harvest.h"
+#include "scheduler/intake.h"
+#include "scheduler/telemetry.h"
+
+namespace blink {
+
+BLINK_FN arena::DeviceState device_state_of(layout::Command command) {
+  switch (command) {
+    case layout::Command::DRAIN:
+      return arena::DeviceState::DRAINING;
+    case layout::Command::STOP:
+      return arena::DeviceState::STOPPED;
+    default:
+      return arena::DeviceState::RUNNING;
+  }
+}
+
+// harvest → publish → intake → cancel → plan → emit; the caller launches the step graph that the header names.
+template <class Exec>
+BLINK_FN void step(const Exec& exec, State& state, uint64_t now_ns, layout::Command command) {
+  harvest(exec, state);
+  publish(exec, state);
+  exec.leader([&] {
+    state.draining = command != layout::Command::RUN;
+    state.header = layout::StepHeader{};
+    state.header.stopped = command == layout::Command::STOP;
+  });
+  watch_channels(exec, state, now_ns);
+  intake(exec, state);
+  cancel(exec, state);
+  if (command != layout::Command::STOP) {
+    plan(exec, state);
+    emit(exec, state);
+  }
+  write_telemetry(exec, state, device_state_of(command));
+}
+
+}  // namespace blink

@@ -1,0 +1,51 @@
+// Checks of a submission. The front end may be broken or hostile: nothing of a record is used as an index, a count
+// or a float before it passed here.
+#pragma once
+#include "scheduler/state.h"
+
+namespace blink {
+
+BLINK_FN bool finite(float value) { return value - value == 0.0f; }
+
+BLINK_FN bool sampling_is_sane(const arena::SubmitRecord& record) {
+  const bool temperature = finite(record.temperature) && record.temperature >= 0.0f &&
+                           record.temperature <= static_cast<float>(arena::MAX_TEMPERATURE);
+  return temperature && finite(record.top_p) && record.top_p > 0.0f && record.top_p <= 1.0f;
+}
+
+BLINK_FN bool stops_are_sane(const arena::SubmitRecord& record, uint32_t vocab_size) {
+  if (record.stop_count > arena::MAX_STOP_TOKENS) return false;
+  for (uint32_t i = 0; i < record.stop_count; ++i) {
+    if (record.stop_tokens[i] >= vocab_size) return false;
+  }
+  return true;
+}
+
+BLINK_FN bool flags_are_sane(const arena::SubmitRecord& record) {
+  uint32_t reserved = 0;
+  for (uint32_t i = 0; i < sizeof(record.reserved); ++i) reserved |= record.reserved[i];
+  return (record.flags & ~arena::kSubmitFlagAll) == 0 && reserved == 0;
+}
+
+// KV positions that the sequence can come to need: its last token is never computed.
+BLINK_FN uint64_t positions_needed(uint64_t prompt_tokens, uint64_t max_tokens) {
+  return prompt_tokens + max_tokens - 1;
+}
+
+// Everything but the prompt's tokens, in the order of ErrorCode; all sums in 64 bits.
+BLINK_FN arena::ErrorCode check_submission(const State& state, const arena::SubmitRecord& record) {
+  using arena::ErrorCode;
+  const auto& config = state.config;
+  const uint64_t prompt = record.prompt_tokens;
+  if (!flags_are_sane(record)) return ErrorCode::BAD_FLAGS;
+  if (prompt == 0 || record.prompt_offset + prompt > config.heap_tokens) return ErrorCode::BAD_PROMPT_RANGE;
+  if (record.max_tokens == 0) return ErrorCode::BAD_MAX_TOKENS;
+  if (prompt + record.max_tokens > config.max_model_tokens) return ErrorCode::CONTEXT_LENGTH;
+  const uint64_t blocks = blocks_for(state, positions_needed(prompt, record.max_tokens));
+  if (blocks > config.blocks - 1 || blocks > config.blocks_per_sequence) return ErrorCode::TOO_LARGE;
+  if (!sampling_is_sane(record)) return ErrorCode::BAD_SAMPLING;
+  if (!stops_are_sane(record, config.vocab_size)) return ErrorCode::BAD_STOP;
+  return ErrorCode::NONE;
+}
+
+}  // namespace blink

@@ -1,0 +1,108 @@
+"""`blink`: both programs on one machine."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from blink_deploy.client import ControlClient
+from blink_deploy.programs import Program, StartError, wait_first_end, wait_ready
+from blink_deploy.usage import usage_text
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+START_SECONDS = 600.0
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+console = Console(stderr=True)
+
+
+class Interrupted(Exception):
+    """SIGINT or SIGTERM."""
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise Interrupted
+
+
+@app.callback()
+def _commands() -> None:
+    """Blink: LLM serving without the host CPU."""
+
+
+@app.command()
+def up(
+    model: Annotated[
+        str, typer.Option(help="Hugging Face folder, GGUF file or the built-in default's name.")
+    ] = DEFAULT_MODEL,
+    name: Annotated[str, typer.Option(help="Name that clients use for the model; default: its own.")] = "",
+    device: Annotated[str, typer.Option(help="cpu: the soft GPU.")] = "cpu",
+    host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
+    https_port: Annotated[int, typer.Option(help="0 switches HTTPS off.")] = 8443,
+    http_port: Annotated[int, typer.Option(help="0 switches HTTP off.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="Control plane, on loopback.")] = 50051,
+    workers: Annotated[int, typer.Option(help="Front-end workers; 0: by the number of cores.")] = 0,
+    kv_tokens: Annotated[int, typer.Option(help="Tokens that the KV cache holds.")] = 16384,
+    grace: Annotated[float, typer.Option(help="Seconds to finish running requests at the end.")] = 20.0,
+) -> None:
+    """Starts both programs, waits until they serve, and runs until Ctrl-C."""
+    control = f"127.0.0.1:{grpc_port}"
+    gpu = ["--device", device, "--listen", control, "--model", model, "--name", name]
+    gpu += ["--kv-tokens", str(kv_tokens), "--grace", str(grace)]
+    dpu = ["--runtime", control, "--host", host, "--https-port", str(https_port), "--http-port", str(http_port)]
+    dpu += ["--workers", str(workers), "--grace", str(grace)]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    raise SystemExit(_run(gpu, dpu, control, _urls(host, https_port, http_port), grace))
+
+
+def _urls(host: str, https_port: int, http_port: int) -> tuple[str, str]:
+    shown = f"[{host}]" if ":" in host else host
+    return (
+        f"https://{shown}:{https_port}" if https_port else "",
+        f"http://{shown}:{http_port}" if http_port else "",
+    )
+
+
+def _run(gpu: list[str], dpu: list[str], control: str, urls: tuple[str, str], grace: float) -> int:
+    programs: list[Program] = []
+    try:
+        programs.append(Program.start("blink-gpu", "gpu_runtime.main", gpu))
+        programs.append(Program.start("blink-dpu", "dpu_service.main", dpu))
+        wait_ready(programs, START_SECONDS)
+        with ControlClient(control) as client:
+            served = client.list_models()[0].name
+        print(usage_text(served, *urls, control), flush=True)
+        ended = wait_first_end(programs)
+        console.print(f"[red]{ended.name} ended with status {ended.process.returncode}; stopping")
+        return 1
+    except StartError as error:
+        console.print(f"[red]{error}")
+        return 1
+    except Interrupted:
+        console.print("stopping: running requests may finish; once more to stop at once")
+        return 0
+    finally:
+        _stop(programs, grace)
+
+
+def _stop(programs: list[Program], grace: float) -> None:
+    """Front end first, so that running requests finish; a second signal cuts the wait short."""
+    try:
+        for program in reversed(programs):
+            program.stop(grace + 5)
+    except Interrupted:
+        for program in reversed(programs):
+            program.stop(0)
+
+
+def main() -> None:
+    """Console script."""
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

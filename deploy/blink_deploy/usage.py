@@ -1,0 +1,33 @@
+"""What `blink up` prints once it serves: how to call the server."""
+
+from __future__ import annotations
+
+_TEXT = """\
+
+Blink serves {model} (Ctrl-C ends it)
+
+  {urls}
+
+  curl {flag}{url}/v1/chat/completions -H 'content-type: application/json' -d '{{
+    "model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{plain}/v1", api_key="unused")
+  answer = client.chat.completions.create(
+      model="{model}", messages=[{{"role": "user", "content": "What is the capital of France?"}}])
+  print(answer.choices[0].message.content)
+
+  Administration: blinkctl --server {control} status
+"""
+
+
+def usage_text(model: str, https: str, http: str, control: str) -> str:
+    """The text; `https` and `http` are base URLs, empty when that port is off."""
+    return _TEXT.format(
+        model=model,
+        urls="   ".join(url for url in (https, http) if url),
+        flag="-k " if https else "",
+        url=https or http,
+        plain=http or https,
+        control=control,
+    )

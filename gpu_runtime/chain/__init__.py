@@ -1,0 +1,1 @@
+"""The chain: the endless series of steps, and the process that runs it."""

@@ -1,0 +1,99 @@
+"""Starts, watches and stops the process of a soft GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+
+from gpu_runtime.chain.spec import ChainSpec
+from gpu_runtime.mailbox import Mailbox
+from gpu_runtime.scheduler import layout
+
+Progress = Callable[[int, int, str], None]
+
+STOP_SECONDS = 30.0
+"""How long a stopped chain may take to finish its step before it is killed."""
+
+
+class ChainError(RuntimeError):
+    """The chain did not start, or ended by itself."""
+
+
+class ChainProcess:
+    """One life of the chain."""
+
+    def __init__(self, process: asyncio.subprocess.Process, mailbox: Mailbox) -> None:
+        self._process = process
+        self.mailbox = mailbox
+        self._stderr = asyncio.ensure_future(self._collect_stderr())
+
+    @classmethod
+    async def start(cls, make_spec: Callable[[int], ChainSpec]) -> ChainProcess:
+        """Starts the process; `make_spec` gets the descriptor of its mailbox."""
+        mailbox = Mailbox()
+        # Modules are looked up in this process's own path, not in its working directory's.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "gpu_runtime.chain.soft",
+            str(os.getpid()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            pass_fds=(mailbox.descriptor,),
+            env=environment,
+        )
+        assert process.stdin is not None
+        process.stdin.write(make_spec(mailbox.descriptor).to_json())
+        process.stdin.close()
+        return cls(process, mailbox)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    async def wait_ready(self, progress: Progress) -> None:
+        """Waits until the chain takes submissions.
+
+        Raises:
+            ChainError: it ended instead.
+        """
+        while not self.mailbox.ready:
+            if self._process.returncode is not None:
+                raise ChainError(await self.failure())
+            progress(*self.mailbox.progress, "warming up")
+            await asyncio.sleep(0.05)
+
+    async def wait(self) -> int:
+        """Waits for the end of the process; its exit status."""
+        return await self._process.wait()
+
+    async def failure(self) -> str:
+        """What the process said before it ended."""
+        status = await self._process.wait()
+        said = (await self._stderr).strip().splitlines()
+        return f"the chain ended with status {status}: {said[-1] if said else 'no message'}"
+
+    async def stop(self) -> None:
+        """Ends the chain at its next step boundary."""
+        self.mailbox.command = layout.Command.STOP
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+    async def _collect_stderr(self) -> str:
+        """Keeps the last lines; passes them on, so that an operator sees them."""
+        assert self._process.stderr is not None
+        tail: list[str] = []
+        async for line in self._process.stderr:
+            text = line.decode(errors="replace")
+            sys.stderr.write(text)
+            tail = [*tail[-20:], text]
+        return "".join(tail)
+

@@ -1,0 +1,91 @@
+"""The soft GPU: the chain as a process of its own, with torch on the CPU for the layers.
+
+It stands where the GPU stands: started by the control process, then on its own. It shares with the real thing the
+arena, the scheduler core and the step buckets.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from typing import Protocol
+
+import numpy as np
+from blink_proto import arena
+from numpy.typing import NDArray
+
+from gpu_runtime.chain.spec import ChainSpec
+from gpu_runtime.config import scheduler_config
+from gpu_runtime.mailbox import Mailbox
+from gpu_runtime.scheduler.host import HostScheduler, Plan
+from gpu_runtime.shared_arena import SharedArena
+
+IDLE_POLL_NS = 50_000_000
+"""Longest wait in one poll: leases are checked, and the heartbeat grows, at least that often."""
+
+EXIT_DEVICE_ERROR = 70
+_PR_SET_PDEATHSIG = 1
+
+
+class StepRunner(Protocol):
+    """Computes a planned step."""
+
+    def run(self, plan: Plan) -> NDArray[np.int32]:
+        """The sampled token of each row of the plan, int32 [rows]."""
+        ...
+
+
+def run_chain(scheduler: HostScheduler, runner: StepRunner, mailbox: Mailbox) -> None:
+    """Step after step until the mailbox says stop. Touches nothing of the control process but the mailbox."""
+    sampled = np.empty(0, np.int32)
+    while True:
+        command = mailbox.command
+        plan = scheduler.step(sampled, time.monotonic_ns(), command)
+        if plan.stopped:
+            return
+        if plan.tokens:
+            sampled = runner.run(plan)
+        else:
+            sampled = np.empty(0, np.int32)
+            scheduler.poll(IDLE_POLL_NS, mailbox.command_word, int(command))
+
+
+def _leave_with_parent(parent: int) -> None:
+    """The soft GPU ends with its control process, as a GPU's work ends with the process that owns it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit("the control process is gone")
+
+
+def _ignore_terminal_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def main() -> int:
+    """Reads a ChainSpec from standard input and runs until told to stop; returns the exit status."""
+    spec = ChainSpec.from_json(sys.stdin.buffer.readline())
+    _leave_with_parent(int(sys.argv[1]))
+    _ignore_terminal_signals()
+    mailbox = Mailbox(spec.mailbox_descriptor)
+    shared = SharedArena.attach(spec.arena_name, spec.sizes)
+    config = scheduler_config(spec.config, spec.limits)
+    try:
+        from gpu_runtime.chain.soft_step import SoftStep
+
+        runner = SoftStep(spec, config, mailbox.set_progress)
+        scheduler = HostScheduler(config, shared.inbound, shared.outbound)
+        mailbox.set_ready()
+        run_chain(scheduler, runner, mailbox)
+    except Exception as error:
+        shared.telemetry["state"] = arena.DeviceState.FAILED
+        print(f"device error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return EXIT_DEVICE_ERROR
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Sizes of a runtime: what the operator may choose, and what follows from it and the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from blink_proto import arena
+from numpy.typing import NDArray
+
+from gpu_runtime.scheduler import layout
+
+BLOCK_TOKENS = 16
+
+
+class ConfigError(ValueError):
+    """The operator's choice cannot work."""
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """What the operator chooses. Sizes in tokens unless the name says otherwise."""
+
+    device: str = "cpu"
+    channels: int = 8
+    submit_slots: int = 256
+    log_slots: int = 8192
+    heap_tokens: int = 1 << 18
+    kv_tokens: int = 16384
+    token_budget: int = 128
+    max_running: int = 64
+    max_sequences: int = 256
+    max_model_tokens: int = 0
+    """0: the model's own window."""
+    threads: int = 0
+    """0: one for each core."""
+    lease_timeout_seconds: float = 15.0
+
+    def arena_sizes(self) -> arena.Sizes:
+        """Sizes of the arena's rings."""
+        return arena.Sizes(
+            channels=self.channels,
+            submit_slots=self.submit_slots,
+            cancel_slots=self.submit_slots,
+            log_slots=self.log_slots,
+            heap_tokens=self.heap_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """What a model brings to the scheduler's configuration."""
+
+    vocab_size: int
+    max_model_tokens: int
+    eos_token_ids: tuple[int, ...]
+
+
+def step_buckets(token_budget: int) -> list[int]:
+    """Token counts of the step graphs, ascending: powers of two and, from 16 on, the half-way sizes.
+
+    Padding wastes at most a third of a step, and the list stays short enough to capture one graph for each.
+    """
+    sizes, power = [1, 2, 4, 8], 16
+    while power < token_budget * 2:
+        sizes += [power, power + power // 2]
+        power *= 2
+    return [size for size in sizes if size < token_budget] + [token_budget]
+
+
+def window_of(config: RuntimeConfig, model: ModelLimits) -> int:
+    """Context window in tokens: the model's own, or less when the operator says so.
+
+    Raises:
+        ConfigError: more than the model can.
+    """
+    wanted = config.max_model_tokens or model.max_model_tokens
+    if wanted > model.max_model_tokens:
+        raise ConfigError(f"--max-model-tokens {wanted} is over the model's window of {model.max_model_tokens}")
+    return wanted
+
+
+def longest_sequence(config: RuntimeConfig, model: ModelLimits) -> int:
+    """Tokens of one sequence that both the window and the KV cache allow (the last one is never computed)."""
+    return min(window_of(config, model), config.kv_tokens // BLOCK_TOKENS * BLOCK_TOKENS + 1)
+
+
+def scheduler_config(config: RuntimeConfig, model: ModelLimits) -> NDArray[np.void]:
+    """The scheduler's configuration, a 0-d `layout.SchedulerConfig`.
+
+    Raises:
+        ConfigError: more stop tokens than the scheduler holds, or a window the model does not have.
+    """
+    if len(model.eos_token_ids) > layout.MAX_EOS_TOKENS:
+        raise ConfigError(f"the model has more than {layout.MAX_EOS_TOKENS} stop tokens")
+    window = window_of(config, model)
+    sizes = config.arena_sizes()
+    made = np.zeros((), layout.SchedulerConfig)
+    for name in ("channels", "submit_slots", "cancel_slots", "log_slots", "heap_tokens"):
+        made[name] = getattr(sizes, name)
+    made["vocab_size"] = model.vocab_size
+    made["max_model_tokens"] = window
+    made["max_sequences"] = config.max_sequences
+    made["max_running"] = config.max_running
+    made["token_budget"] = config.token_budget
+    made["block_tokens"] = BLOCK_TOKENS
+    made["blocks"] = config.kv_tokens // BLOCK_TOKENS + 1  # and the scratch block
+    made["blocks_per_sequence"] = -(-window // BLOCK_TOKENS)
+    made["eos_count"] = len(model.eos_token_ids)
+    made["eos_tokens"][: len(model.eos_token_ids)] = model.eos_token_ids
+    buckets = step_buckets(config.token_budget)
+    made["bucket_count"] = len(buckets)
+    made["buckets"][: len(buckets)] = buckets
+    made["lease_timeout_ns"] = int(config.lease_timeout_seconds * 1e9)
+    return made

@@ -1,0 +1,171 @@
+"""One life of the chain with its model and its arena: an epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from blink_proto import arena, control_pb2
+
+from gpu_runtime.chain.process import ChainError, ChainProcess, Progress
+from gpu_runtime.chain.spec import ChainSpec
+from gpu_runtime.config import ConfigError, ModelLimits, RuntimeConfig, longest_sequence, window_of
+from gpu_runtime.control.errors import BadRequestError, ExhaustedError
+from gpu_runtime.control.sessions import Sessions
+from gpu_runtime.model.source import ModelFolder
+from gpu_runtime.scheduler import layout
+from gpu_runtime.shared_arena import ArenaLimits, SharedArena
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_CHAIN_OVERHEAD_BYTES = 400 << 20
+"""What torch and the interpreter take beside weights and KV cache (0.35 GiB seen with torch 2.13 on the CPU)."""
+
+
+@dataclass
+class ChainLife:
+    """A loaded model, its arena and its running chain."""
+
+    model: control_pb2.Model
+    folder: Path
+    arena: SharedArena
+    chain: ChainProcess
+    sessions: Sessions
+    nonce: int
+    epoch: int
+
+    @classmethod
+    async def begin(
+        cls, config: RuntimeConfig, folder: ModelFolder, name: str, epoch: int, progress: Progress
+    ) -> ChainLife:
+        """Makes the arena, starts the chain and waits until it takes submissions.
+
+        Raises:
+            BadRequestError: the configuration does not fit the model.
+            ExhaustedError: too little memory.
+            ChainError: the chain ended instead.
+        """
+        limits = ModelLimits(
+            folder.config.vocab_size, folder.config.max_position_embeddings, tuple(folder.eos_token_ids)
+        )
+        try:
+            window, longest = window_of(config, limits), longest_sequence(config, limits)
+        except ConfigError as error:
+            raise BadRequestError(str(error)) from error
+        check_memory(config, folder)
+        nonce = secrets.randbits(64)
+        shared = SharedArena.create(
+            config.arena_sizes(), ArenaLimits(nonce, epoch, limits.vocab_size, window, longest)
+        )
+        try:
+            chain = await cls._start_chain(config, folder, limits, shared, progress)
+        except BaseException:
+            shared.unlink()
+            raise
+        sessions = Sessions(config.channels, lambda channel: bool(shared.channel_out(channel)[0]["live"]))
+        model = describe_model(folder, name, window, longest)
+        return cls(model, folder.path, shared, chain, sessions, nonce, epoch)
+
+    @staticmethod
+    async def _start_chain(
+        config: RuntimeConfig,
+        folder: ModelFolder,
+        limits: ModelLimits,
+        shared: SharedArena,
+        progress: Progress,
+    ) -> ChainProcess:
+        chain = await ChainProcess.start(
+            lambda mailbox: ChainSpec(str(folder.path), config, limits, shared.name, mailbox)
+        )
+        try:
+            await chain.wait_ready(progress)
+        except BaseException:
+            await chain.stop()
+            raise
+        return chain
+
+    async def drain(self, grace_seconds: float) -> bool:
+        """Takes nothing new and waits for the rest; False when some were left at the end of the grace time."""
+        self.chain.mailbox.command = layout.Command.DRAIN
+        deadline = time.monotonic() + grace_seconds
+        while not self.is_drained():
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+    def is_drained(self) -> bool:
+        """The chain has seen the drain command and holds no sequence."""
+        page = self.arena.telemetry[0]
+        idle = int(page["running"]) + int(page["waiting"]) == 0
+        return int(page["state"]) == arena.DeviceState.DRAINING and idle
+
+    def resume(self) -> None:
+        """Takes submissions again."""
+        self.chain.mailbox.command = layout.Command.RUN
+
+    async def end(self) -> None:
+        """Stops the chain and gives the arena's name back."""
+        await self.chain.stop()
+        self.arena.unlink()
+
+    def open_session(self, front_end: str, channels: int) -> control_pb2.OpenSessionResponse:
+        """Hands out channels (errors: see Sessions.open)."""
+        granted = self.sessions.open(front_end, channels)
+        sizes = self.arena.sizes
+        return control_pb2.OpenSessionResponse(
+            layout=control_pb2.ArenaLayout(
+                version=arena.VERSION,
+                layout_hash=arena.LAYOUT_HASH,
+                channels=sizes.channels,
+                submit_slots=sizes.submit_slots,
+                cancel_slots=sizes.cancel_slots,
+                log_slots=sizes.log_slots,
+                heap_tokens=sizes.heap_tokens,
+                inbound_bytes=self.arena.inbound_layout.total_bytes,
+                outbound_bytes=self.arena.outbound_layout.total_bytes,
+            ),
+            nonce=self.nonce,
+            epoch=self.epoch,
+            channels=granted,
+            transport_blob=self.arena.name.transport_blob(),
+            model=self.model,
+        )
+
+
+def describe_model(folder: ModelFolder, name: str, window: int, longest: int) -> control_pb2.Model:
+    """The model as the control plane shows it."""
+    return control_pb2.Model(
+        name=name,
+        architecture=folder.config.architecture,
+        vocab_size=folder.config.vocab_size,
+        max_model_tokens=window,
+        max_sequence_tokens=longest,
+        eos_token_ids=folder.eos_token_ids,
+        parameters=folder.parameters,
+        loaded_unix_seconds=int(time.time()),
+        dtype="float32",
+    )
+
+
+def check_memory(config: RuntimeConfig, folder: ModelFolder) -> None:
+    """Refuses a model that this machine has no memory for.
+
+    Raises:
+        ExhaustedError: says what is needed and what there is.
+    """
+    model = folder.config
+    kv_bytes = config.kv_tokens * 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * 4
+    needed = folder.parameters * 4 + kv_bytes + _CHAIN_OVERHEAD_BYTES
+    available = psutil.virtual_memory().available
+    if needed > available:
+        raise ExhaustedError(
+            f"needs {needed / 2**30:.1f} GiB ({kv_bytes / 2**30:.1f} GiB of it KV cache), "
+            f"{available / 2**30:.1f} GiB are free; a smaller --kv-tokens may help"
+        )
+
+
+__all__ = ["TOKENIZER_FILES", "ChainError", "ChainLife"]

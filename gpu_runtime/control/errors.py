@@ -1,0 +1,35 @@
+"""What can go wrong in the control plane, with the gRPC status that says so."""
+
+from __future__ import annotations
+
+import grpc
+
+
+class ControlError(Exception):
+    """Refused for a reason that the caller is told."""
+
+    code = grpc.StatusCode.INTERNAL
+
+
+class NotReadyError(ControlError):
+    """The runtime is in the wrong state for the call."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class NoSuchModelError(ControlError):
+    """No model of that name."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class BadRequestError(ControlError):
+    """The request itself is wrong."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class ExhaustedError(ControlError):
+    """Too little memory, or no channel is free."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -1,0 +1,149 @@
+"""The gRPC service: translates between `control.proto` and the runtime."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from blink_proto import VERSION, arena, control_pb2
+from blink_proto.control_pb2_grpc import ControlServicer
+
+from gpu_runtime.control.chain_life import TOKENIZER_FILES
+from gpu_runtime.control.errors import BadRequestError, ControlError, NoSuchModelError, NotReadyError
+from gpu_runtime.control.runtime import ChainError, Runtime
+
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[Any, Any]
+else:
+    Context = Any
+
+CHUNK_BYTES = 1 << 20
+MAX_GRACE_SECONDS = 3600
+
+
+class ControlService(ControlServicer):  # type: ignore[misc]
+    """See `control.proto` for what each call does and refuses."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._loads: set[asyncio.Task[control_pb2.Model]] = set()
+
+    async def GetServerInfo(
+        self, request: control_pb2.GetServerInfoRequest, context: Context
+    ) -> control_pb2.GetServerInfoResponse:
+        """What this runtime is."""
+        runtime = self._runtime
+        free = len(runtime.life.sessions.free()) if runtime.models() else 0
+        return control_pb2.GetServerInfoResponse(
+            version=VERSION,
+            device=runtime.config.device,
+            state=runtime.watch.state,
+            arena_version=arena.VERSION,
+            layout_hash=arena.LAYOUT_HASH,
+            channels=runtime.config.channels,
+            channels_free=free,
+        )
+
+    async def LoadModel(
+        self, request: control_pb2.LoadModelRequest, context: Context
+    ) -> AsyncIterator[control_pb2.LoadModelProgress]:
+        """Streams progress. The load goes on when the caller goes away."""
+        if not request.source:
+            await refuse(context, BadRequestError("source is empty"))
+        latest = control_pb2.LoadModelProgress(stage="starting")
+
+        def report(done: int, total: int, what: str) -> None:
+            latest.stage, latest.done_units, latest.total_units = what, done, total
+
+        load = asyncio.create_task(self._runtime.load(request.source, request.name, report))
+        self._loads.add(load)
+        load.add_done_callback(self._loads.discard)
+        while not load.done():
+            yield latest
+            await asyncio.wait([load], timeout=0.2)
+        model = await answer(context, lambda: load)
+        yield control_pb2.LoadModelProgress(stage="ready", done=True, model=model)
+
+    async def UnloadModel(
+        self, request: control_pb2.UnloadModelRequest, context: Context
+    ) -> control_pb2.UnloadModelResponse:
+        """Drains and frees."""
+        grace = min(request.grace_seconds, MAX_GRACE_SECONDS)
+        await answer(context, lambda: self._runtime.unload(request.name, grace))
+        return control_pb2.UnloadModelResponse()
+
+    async def ListModels(
+        self, request: control_pb2.ListModelsRequest, context: Context
+    ) -> control_pb2.ListModelsResponse:
+        """What is loaded."""
+        return control_pb2.ListModelsResponse(models=self._runtime.models())
+
+    async def OpenSession(
+        self, request: control_pb2.OpenSessionRequest, context: Context
+    ) -> control_pb2.OpenSessionResponse:
+        """Hands out channels."""
+
+        async def open_session() -> control_pb2.OpenSessionResponse:
+            if request.layout_hash != arena.LAYOUT_HASH:
+                raise NotReadyError("the front end was built for another arena layout; use the same version")
+            if request.transport != "shm":
+                raise BadRequestError(f"transport {request.transport!r} is not offered; this runtime has: shm")
+            return self._runtime.life.open_session(request.front_end, request.channels)
+
+        opened: control_pb2.OpenSessionResponse = await answer(context, open_session)
+        return opened
+
+    async def FetchTokenizer(
+        self, request: control_pb2.FetchTokenizerRequest, context: Context
+    ) -> AsyncIterator[control_pb2.FetchTokenizerChunk]:
+        """The model's tokenizer files, piece by piece."""
+        folder: Path = await answer(context, lambda: self._folder_of(request.model))
+        for name in TOKENIZER_FILES:
+            if not (folder / name).is_file():
+                continue
+            content = await asyncio.to_thread((folder / name).read_bytes)
+            for at in range(0, len(content), CHUNK_BYTES):
+                yield control_pb2.FetchTokenizerChunk(file=name, content=content[at : at + CHUNK_BYTES])
+
+    async def Drain(
+        self, request: control_pb2.DrainRequest, context: Context
+    ) -> control_pb2.DrainResponse:
+        """Drains or resumes."""
+
+        async def run() -> bool:
+            if request.resume:
+                self._runtime.resume()
+                return False
+            return await self._runtime.drain(min(request.grace_seconds, MAX_GRACE_SECONDS))
+
+        return control_pb2.DrainResponse(drained=await answer(context, run))
+
+    async def WatchState(
+        self, request: control_pb2.WatchStateRequest, context: Context
+    ) -> AsyncIterator[control_pb2.State]:
+        """The present state, then every change."""
+        async for state in self._runtime.watch.follow():
+            yield state
+
+    async def _folder_of(self, model: str) -> Path:
+        if model not in [loaded.name for loaded in self._runtime.models()]:
+            raise NoSuchModelError(f"no model named {model!r} is loaded")
+        return self._runtime.life.folder
+
+
+async def answer(context: Context, call: Callable[[], Awaitable[Any]]) -> Any:
+    """Awaits a call; what it refuses becomes the gRPC status."""
+    try:
+        return await call()
+    except ControlError as error:
+        await refuse(context, error)
+    except ChainError as error:
+        await context.abort(grpc.StatusCode.ABORTED, str(error))
+
+
+async def refuse(context: Context, error: ControlError) -> None:
+    """Ends the call with the error's status."""
+    await context.abort(error.code, str(error))

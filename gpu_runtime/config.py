@@ -59,7 +59,7 @@ class ModelLimits:
 def step_buckets(token_budget: int) -> list[int]:
     """Token counts of the step graphs, ascending: powers of two and, from 16 on, the half-way sizes.
 
-    Padding wastes at most a third of a step, and the list stays short enough to capture one graph for each.
+    Padding wastes at most half of a small step and a third of a larger one.
     """
     sizes, power = [1, 2, 4, 8], 16
     while power < token_budget * 2:

@@ -1,0 +1,175 @@
+"""The configuration of a Llama-family model, read from a Hugging Face `config.json`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_runtime.model.errors import ModelError
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched: `default`, `linear` (factor) or `llama3` (all fields)."""
+
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shapes and constants, named as in `config.json`."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+
+    @classmethod
+    def from_file(cls, path: Path) -> ModelConfig:
+        """Reads `config.json`.
+
+        Raises:
+            ModelError: missing, malformed, or of an unsupported kind.
+        """
+        return cls.from_dict(read_json(path))
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> ModelConfig:
+        """Checks the content of `config.json` (errors: see from_file)."""
+        architecture = _architecture(raw)
+        _refuse_unsupported(raw, architecture)
+        hidden, heads = _positive(raw, "hidden_size"), _positive(raw, "num_attention_heads")
+        kv_heads = _positive(raw, "num_key_value_heads", heads)
+        head_dim = _positive(raw, "head_dim", hidden // heads)
+        if heads % kv_heads:
+            raise ModelError(f"{heads} query heads cannot share {kv_heads} key/value heads")
+        if head_dim % 8 or head_dim > 256:
+            raise ModelError(f"head_dim {head_dim} is not supported (multiples of 8 up to 256)")
+        bias = bool(raw.get("attention_bias", architecture == "Qwen2ForCausalLM"))
+        return cls(
+            architecture=architecture,
+            vocab_size=_positive(raw, "vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=_positive(raw, "intermediate_size"),
+            num_hidden_layers=_positive(raw, "num_hidden_layers"),
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=head_dim,
+            max_position_embeddings=_positive(raw, "max_position_embeddings"),
+            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rope_theta=_rope_theta(raw),
+            rope_scaling=_rope_scaling(raw),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            qkv_bias=bias,
+            output_bias=bias and architecture in {"LlamaForCausalLM", "Qwen3ForCausalLM"},
+            mlp_bias=bool(raw.get("mlp_bias", False)),
+            qk_norm=architecture == "Qwen3ForCausalLM",
+        )
+
+
+def eos_token_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
+    """Every stop token that `generation_config.json` and `config.json` name, ascending.
+
+    Raises:
+        ModelError: one is not in the vocabulary.
+    """
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).is_file():
+            value = read_json(folder / name).get("eos_token_id")
+            found.update(value if isinstance(value, list) else [] if value is None else [value])
+    for token in found:
+        if not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise ModelError(f"eos_token_id {token!r} is not in the vocabulary")
+    return tuple(sorted(found))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        ModelError: missing or malformed.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"{path.name} is missing in {path.parent}") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _architecture(raw: dict[str, Any]) -> str:
+    named = raw.get("architectures")
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in ARCHITECTURES:
+        raise ModelError(f"architecture {named!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+    return str(named[0])
+
+
+def _refuse_unsupported(raw: dict[str, Any], architecture: str) -> None:
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ModelError(f"hidden_act {raw['hidden_act']!r} is not supported, only silu")
+    if raw.get("quantization_config"):
+        raise ModelError("quantised safetensors are not supported; use the unquantised model or a GGUF file")
+    window = raw.get("sliding_window")
+    uses_window = raw.get("use_sliding_window", architecture == "MistralForCausalLM")
+    if window and uses_window and window < raw.get("max_position_embeddings", 0):
+        raise ModelError(f"sliding-window attention ({window} tokens) is not supported")
+    if any(kind != "full_attention" for kind in raw.get("layer_types") or []):
+        raise ModelError("layers without full attention are not supported")
+
+
+def _positive(raw: dict[str, Any], key: str, default: int | None = None) -> int:
+    value = raw.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
+        raise ModelError(f"config.json: {key} is {value!r}, not a positive integer")
+    return value
+
+
+def _rope_raw(raw: dict[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` (transformers 5) or `rope_scaling` (before)."""
+    value = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(value, dict):
+        raise ModelError("config.json: rope_scaling is not an object")
+    return value
+
+
+def _rope_theta(raw: dict[str, Any]) -> float:
+    value = raw.get("rope_theta") or _rope_raw(raw).get("rope_theta") or 10000.0
+    if not isinstance(value, int | float) or not value > 0:
+        raise ModelError(f"config.json: rope_theta is {value!r}")
+    return float(value)
+
+
+def _rope_scaling(raw: dict[str, Any]) -> RopeScaling:
+    rope = _rope_raw(raw)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in {"default", "linear", "llama3"}:
+        raise ModelError(f"rope scaling {kind!r} is not supported; supported: default, linear, llama3")
+    fields = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    return RopeScaling(kind, **{name: rope[name] for name in fields if rope.get(name) is not None})

@@ -1,0 +1,117 @@
+"""Names and shapes of the tensors that a model needs, and where a safetensors folder keeps them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_runtime.model.config import ModelConfig, read_json
+from gpu_runtime.model.errors import ModelError
+
+DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
+_MAX_HEADER_BYTES = 100 << 20
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Hugging Face name and shape ([out, in] for matrices) of every tensor."""
+    hidden, vocab = config.hidden_size, config.vocab_size
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
+    for layer in range(config.num_hidden_layers):
+        for name, shape in _layer_shapes(config):
+            shapes[f"model.layers.{layer}.{name}"] = shape
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (vocab, hidden)
+    return shapes
+
+
+def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    queries, keys = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
+    linears = [
+        ("self_attn.q_proj", queries, hidden, config.qkv_bias),
+        ("self_attn.k_proj", keys, hidden, config.qkv_bias),
+        ("self_attn.v_proj", keys, hidden, config.qkv_bias),
+        ("self_attn.o_proj", hidden, queries, config.output_bias),
+        ("mlp.gate_proj", inner, hidden, config.mlp_bias),
+        ("mlp.up_proj", inner, hidden, config.mlp_bias),
+        ("mlp.down_proj", hidden, inner, config.mlp_bias),
+    ]
+    for name, rows, columns, bias in linears:
+        yield f"{name}.weight", (rows, columns)
+        if bias:
+            yield f"{name}.bias", (rows,)
+    yield "input_layernorm.weight", (hidden,)
+    yield "post_attention_layernorm.weight", (hidden,)
+    if config.qk_norm:
+        yield "self_attn.q_norm.weight", (head_dim,)
+        yield "self_attn.k_norm.weight", (head_dim,)
+
+
+@dataclass(frozen=True)
+class TensorFiles:
+    """Which file of a folder holds which tensor."""
+
+    file_of: dict[str, Path]
+
+    @classmethod
+    def find(cls, folder: Path, config: ModelConfig) -> TensorFiles:
+        """Checks, by the files' headers alone, that every needed tensor is there.
+
+        Raises:
+            ModelError: a tensor or file is missing, or has another shape or an unsupported type.
+        """
+        headers = {path: read_header(path) for path in _files(folder)}
+        found = {name: path for path, header in headers.items() for name in header if name != "__metadata__"}
+        for name, shape in expected_shapes(config).items():
+            if name not in found:
+                raise ModelError(f"{folder}: tensor {name} is missing")
+            entry = headers[found[name]][name]
+            if entry.get("dtype") not in DTYPES:
+                raise ModelError(f"{folder}: {name} has type {entry.get('dtype')}; supported: {', '.join(DTYPES)}")
+            if tuple(entry.get("shape", ())) != shape:
+                raise ModelError(f"{folder}: {name} has shape {entry.get('shape')}, not {list(shape)}")
+        return cls({name: found[name] for name in expected_shapes(config)})
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+        if not names or any(not isinstance(name, str) or "/" in name or name.startswith(".") for name in names):
+            raise ModelError(f"{index} names no files, or files outside its folder")
+        return [folder / name for name in names]
+    return [folder / "model.safetensors"]
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """The header of a safetensors file: 8 bytes of length, then JSON (format: safetensors' own documentation).
+
+    Raises:
+        ModelError: not such a file.
+    """
+    try:
+        with path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            if size > _MAX_HEADER_BYTES:
+                raise ValueError("header too large")
+            header = json.loads(file.read(size))
+    except FileNotFoundError as error:
+        raise ModelError(f"{path.name} is missing in {path.parent}") from error
+    except (OSError, ValueError, struct.error) as error:
+        raise ModelError(f"{path} is not a safetensors file: {error}") from error
+    if not isinstance(header, dict):
+        raise ModelError(f"{path} is not a safetensors file")
+    _check_extent(path, header, 8 + size)
+    return header
+
+
+def _check_extent(path: Path, header: dict[str, Any], data_start: int) -> None:
+    """A truncated file would only fault when its last page is touched."""
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    if data_start + max(ends, default=0) > path.stat().st_size:
+        raise ModelError(f"{path} is truncated")

@@ -1,0 +1,284 @@
+"""One worker's side of a channel: takes the lease, submits, cancels, and reads what the device says.
+
+Free of clocks and of asyncio; whoever owns it calls `poll` and `beat` often enough.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+from blink_proto import arena
+
+from dpu_service.channel.errors import ChannelError, LeaseLostError
+from dpu_service.channel.geometry import Geometry, check_header
+from dpu_service.channel.heap import PromptHeap
+from dpu_service.channel.log import Record, TokenLog
+from dpu_service.channel.rings import Ring, Sampling, cancel_payload, submit_payload
+from dpu_service.channel.words import ChannelOutWords, read_channel_out, read_telemetry
+from dpu_service.transport.base import Transport
+
+_NAME_MASK = (1 << 32) - 1
+
+
+class LeaseState(Enum):
+    """How far the worker is in taking its channel."""
+
+    VACANT = "vacant"
+    ASKED = "asked"
+    LIVE = "live"
+
+
+@dataclass
+class SharedPrompt:
+    """A prompt that one or more sequences read; it stays in the heap until the last of them has ended."""
+
+    tokens: Items[int]
+    users: int
+    offset: int | None = None
+
+
+@dataclass
+class Tracked:
+    """A submission that is in the ring or on the device."""
+
+    position: int
+    prompt: SharedPrompt
+    tokens_left: int
+    cancel_wanted: bool = False
+    cancel_sent: bool = field(default=False, repr=False)
+
+
+@dataclass(frozen=True)
+class News:
+    """What one poll brought for one sequence.
+
+    `finish` is NONE while it goes on. `fault` says what the device wrote that cannot be.
+    """
+
+    position: int
+    tokens: list[int]
+    finish: arena.Finish = arena.Finish.NONE
+    kind: arena.RecordKind = arena.RecordKind.TOKEN
+    detail: int = 0
+    fault: str = ""
+
+
+class ChannelClient:
+    """See the module. All methods are cheap and never wait.
+
+    Raises:
+        ChannelError: the arena is not the session's.
+    """
+
+    def __init__(self, transport: Transport, geometry: Geometry, channel: int) -> None:
+        geometry.check()
+        if not 0 <= channel < geometry.channels:
+            raise ChannelError("the session names a channel that the arena does not have")
+        check_header(transport, geometry)
+        self.geometry = geometry
+        self._transport = transport
+        self._outbound = arena.OutboundLayout(geometry.sizes)
+        self._out = self._outbound.channel_offset(channel) + self._outbound.channel_control_offset
+        self._log_offset = self._outbound.channel_offset(channel) + self._outbound.channel_log_offset
+        inbound = arena.InboundLayout(geometry.sizes)
+        base = inbound.channel_offset(channel)
+        self._in = base + inbound.channel_control_offset
+        self._heap_offset = base + inbound.channel_heap_offset
+        self._submits = Ring(
+            transport, base + inbound.channel_submit_offset, geometry.submit_slots, arena.SubmitRecord.itemsize
+        )
+        self._cancels = Ring(
+            transport, base + inbound.channel_cancel_offset, geometry.cancel_slots, arena.CancelRecord.itemsize
+        )
+        self.state = LeaseState.VACANT
+        self.unknown_records = 0
+        self._lease = 0
+        self._reset(0)
+
+    @property
+    def tracked(self) -> int:
+        """Submissions whose last record has not come."""
+        return len(self._sequences)
+
+    @property
+    def heap(self) -> PromptHeap:
+        """The prompt heap's book-keeping."""
+        return self._heap
+
+    @property
+    def cancels_held(self) -> int:
+        """Cancels that wait for the device to take their submission, or for room."""
+        return len(self._held_cancels)
+
+    def telemetry(self) -> dict[str, int]:
+        """The device's telemetry page."""
+        return read_telemetry(self._transport, self._outbound)
+
+    def beat(self, heartbeat: int) -> None:
+        """Shows the device that the worker lives; the value must grow from call to call."""
+        self._commit("heartbeat", heartbeat)
+
+    def ask_lease(self, heartbeat: int) -> None:
+        """Asks for the channel's next lease. The sequences of an earlier one are forgotten."""
+        self._lease = self._words().lease + 1
+        if self._lease > _NAME_MASK:
+            raise ChannelError("the channel has no leases left in this epoch")
+        self.beat(heartbeat)
+        self._commit("lease", self._lease)
+        self.state = LeaseState.ASKED
+
+    def take_lease(self) -> bool:
+        """Whether the device has accepted the lease; from then on submissions are possible."""
+        words = self._words()
+        if words.lease != self._lease or words.live != 1:
+            return False
+        words = self._words()  # the other words are at least as new as the lease only in a later read
+        self._reset(words.log_start)
+        self._submits.start(words.submit_read, self._lease)
+        self._cancels.start(words.cancel_read, self._lease)
+        self._submit_read = words.submit_read
+        self._cancel_read = words.cancel_read
+        self._commit("log_read", words.log_start)
+        self.state = LeaseState.LIVE
+        return True
+
+    def give_back(self) -> None:
+        """Ends the lease in order."""
+        if self.state is not LeaseState.VACANT:
+            self._commit("lease", 0)
+            self.state = LeaseState.VACANT
+
+    def submit(self, prompt: SharedPrompt, sampling: Sampling) -> int | None:
+        """Writes one submission; its position, or None while ring or heap have no room."""
+        if not self._submits.has_room(self._submit_read) or not self._place(prompt):
+            return None
+        assert prompt.offset is not None
+        position = self._submits.append(submit_payload(prompt.offset, len(prompt.tokens), sampling))
+        self._sequences[position & _NAME_MASK] = Tracked(position, prompt, sampling.max_tokens)
+        return position
+
+    def cancel(self, position: int) -> None:
+        """Asks for the end of a sequence; its last record still comes. Does nothing for one that has ended."""
+        tracked = self._sequences.get(position & _NAME_MASK)
+        if tracked is None or tracked.position != position or tracked.cancel_wanted:
+            return
+        tracked.cancel_wanted = True
+        self._held_cancels.append(tracked)
+        self._send_cancels()
+
+    def poll(self) -> list[News]:
+        """What the device said since the last call, one item for each sequence, in order of first record.
+
+        Raises:
+            LeaseLostError: the lease is over; nothing of it will be heard again.
+            ChannelError: the device's cursors are impossible.
+        """
+        words = self._words()
+        if words.lease != self._lease or words.live != 1:
+            self.state = LeaseState.VACANT
+            raise LeaseLostError("the device ended this worker's lease")
+        self._take_cursors(words)
+        records = self._log.read(words.log_written)
+        news = self._sort(records) if records else []
+        if records:
+            self._commit("log_read", self._log.position)
+        if self._held_cancels:
+            self._send_cancels()
+        return news
+
+    def _reset(self, log_start: int) -> None:
+        self._sequences: dict[int, Tracked] = {}
+        self._held_cancels: deque[Tracked] = deque()
+        self._heap = PromptHeap(self.geometry.heap_tokens)
+        self._submit_read = self._cancel_read = 0
+        self._log = TokenLog(self._transport, self._log_offset, self.geometry.log_slots, log_start)
+
+    def _words(self) -> ChannelOutWords:
+        return read_channel_out(self._transport, self._out)
+
+    def _commit(self, field_name: str, word: int) -> None:
+        self._transport.commit(self._in + arena.CHANNEL_IN_OFFSETS[field_name], word)
+
+    def _place(self, prompt: SharedPrompt) -> bool:
+        if prompt.offset is not None:
+            return True
+        offset = self._heap.allocate(len(prompt.tokens))
+        if offset is None:
+            return False
+        self._transport.write(self._heap_offset + 4 * offset, np.asarray(prompt.tokens, "<u4").tobytes())
+        prompt.offset = offset
+        return True
+
+    def _take_cursors(self, words: ChannelOutWords) -> None:
+        if not self._submit_read <= words.submit_read <= self._submits.position:
+            raise ChannelError("the device took submissions that were not written")
+        if not self._cancel_read <= words.cancel_read <= self._cancels.position:
+            raise ChannelError("the device took cancel records that were not written")
+        self._submit_read, self._cancel_read = words.submit_read, words.cancel_read
+
+    def _send_cancels(self) -> None:
+        for _ in range(len(self._held_cancels)):
+            tracked = self._held_cancels.popleft()
+            if self._sequences.get(tracked.position & _NAME_MASK) is not tracked:
+                continue
+            ready = tracked.position < self._submit_read and self._cancels.has_room(self._cancel_read)
+            if ready:
+                self._cancels.append(cancel_payload(tracked.position))
+                tracked.cancel_sent = True
+            else:
+                self._held_cancels.append(tracked)
+
+    def _sort(self, records: list[Record]) -> list[News]:
+        news: dict[int, News] = {}
+        for record in records:
+            tracked = self._sequences.get(record.sequence)
+            if tracked is None:
+                self.unknown_records += 1
+                continue
+            earlier = news.get(record.sequence)
+            if earlier is not None and earlier.finish is not arena.Finish.NONE:
+                self.unknown_records += 1
+                continue
+            merged = self._judge(tracked, record, earlier.tokens if earlier else [])
+            news[record.sequence] = merged
+            if merged.finish is not arena.Finish.NONE:
+                self._ended(tracked)
+        return list(news.values())
+
+    def _judge(self, tracked: Tracked, record: Record, tokens: list[int]) -> News:
+        fault = fault_of(record, self.geometry.vocab_size, tracked.tokens_left)
+        if fault:
+            return News(tracked.position, tokens, arena.Finish.ERROR, fault=fault)
+        if record.kind == arena.RecordKind.TOKEN:
+            tokens.append(record.token)
+            tracked.tokens_left -= 1
+        finish, kind = arena.Finish(record.finish), arena.RecordKind(record.kind)
+        return News(tracked.position, tokens, finish, kind, record.detail)
+
+    def _ended(self, tracked: Tracked) -> None:
+        del self._sequences[tracked.position & _NAME_MASK]
+        self.release(tracked.prompt)
+
+    def release(self, prompt: SharedPrompt) -> None:
+        """One user of the prompt is done with it."""
+        prompt.users -= 1
+        if prompt.users == 0 and prompt.offset is not None:
+            self._heap.free(prompt.offset)
+            prompt.offset = None
+
+
+def fault_of(record: Record, vocab_size: int, tokens_left: int) -> str:
+    """What about a record cannot be, or an empty string."""
+    if record.finish not in arena.Finish._value2member_map_:
+        return "unknown finish"
+    if record.kind == arena.RecordKind.TOKEN:
+        if record.token >= vocab_size:
+            return "token outside the vocabulary"
+        return "more tokens than asked for" if tokens_left < 1 else ""
+    if record.kind not in (arena.RecordKind.END, arena.RecordKind.REJECT):
+        return "unknown record kind"
+    return "an end without a reason" if record.finish == arena.Finish.NONE else ""

@@ -1,0 +1,79 @@
+"""Reader of a channel's token log."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from blink_proto import arena
+from numpy.typing import NDArray
+
+from dpu_service.channel.errors import ChannelError
+from dpu_service.transport.base import Transport
+
+_LAPS = (1 << 16) - 1
+
+
+class Record(NamedTuple):
+    """One token record; the fields are as the device wrote them and not yet judged."""
+
+    sequence: int
+    kind: int
+    finish: int
+    detail: int
+    token: int
+
+
+class TokenLog:
+    """Reads records in order. Positions count records since the epoch began.
+
+    Args:
+        offset: of the log in the outbound region.
+        slots: records that the log holds.
+        start: position of the first record of the lease.
+    """
+
+    def __init__(self, transport: Transport, offset: int, slots: int, start: int) -> None:
+        self._transport = transport
+        self._offset = offset
+        self._slots = slots
+        self.position = start
+
+    def read(self, written: int) -> list[Record]:
+        """All complete records below `written`; a torn one, and what follows it, is left for the next call.
+
+        Raises:
+            ChannelError: `written` lies behind the reader, or the device overwrote records that were not read.
+        """
+        count = written - self.position
+        if count == 0:
+            return []
+        if not 0 < count <= self._slots:
+            raise ChannelError(f"the token log's position moved by {count} records of {self._slots}")
+        records = self._copy(count)
+        head, body = records["head"], records["body"]
+        complete = self._complete(head, body)
+        self.position += complete
+        return _decode(head[:complete], body[:complete])
+
+    def _copy(self, count: int) -> NDArray[np.void]:
+        size = arena.TokenRecord.itemsize
+        first = self.position % self._slots
+        before_wrap = min(count, self._slots - first)
+        raw = self._transport.read(self._offset + first * size, before_wrap * size)
+        if before_wrap < count:
+            raw += self._transport.read(self._offset, (count - before_wrap) * size)
+        return np.frombuffer(raw, arena.TokenRecord)
+
+    def _complete(self, head: NDArray[np.uint64], body: NDArray[np.uint64]) -> int:
+        positions = np.arange(self.position, self.position + len(head), dtype=np.uint64)
+        laps = positions // np.uint64(self._slots) % np.uint64(_LAPS) + np.uint64(1)
+        valid = (arena.unpack_token_head(head)[0] == laps) & (arena.unpack_token_body(body)[0] == laps)
+        return len(head) if valid.all() else int(valid.argmin())
+
+
+def _decode(head: NDArray[np.uint64], body: NDArray[np.uint64]) -> list[Record]:
+    _, kind, finish, sequence = arena.unpack_token_head(head)
+    _, detail, token = arena.unpack_token_body(body)
+    columns = (sequence, kind, finish, detail, token)
+    return [Record(*fields) for fields in zip(*(column.tolist() for column in columns), strict=True)]

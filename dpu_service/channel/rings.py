@@ -1,0 +1,78 @@
+"""Writers of a channel's submit ring and cancel ring."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+from blink_proto import arena
+
+from dpu_service.transport.base import Transport
+
+_LAPS = (1 << 32) - 1
+_SEED_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the device chooses tokens and when it stops; every value already checked."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    stop_tokens: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+class Ring:
+    """A ring whose records end in a commit word. Positions count records since the epoch began."""
+
+    def __init__(self, transport: Transport, offset: int, slots: int, record_bytes: int) -> None:
+        self._transport = transport
+        self._offset = offset
+        self._slots = slots
+        self._record_bytes = record_bytes
+        self.position = 0
+        self._lease = 0
+
+    def start(self, position: int, lease: int) -> None:
+        """Begins under a lease at the position where the device reads next."""
+        self.position, self._lease = position, lease
+
+    def has_room(self, taken: int) -> bool:
+        """Whether a record may be written when the device has taken all below `taken`."""
+        return self.position - taken < self._slots
+
+    def append(self, payload: bytes) -> int:
+        """Writes a record (without its commit word), then commits it; its position."""
+        position = self.position
+        at = self._offset + position % self._slots * self._record_bytes
+        self._transport.write(at, payload)
+        lap = 1 + position // self._slots % _LAPS
+        self._transport.commit(at + self._record_bytes - 8, arena.pack_commit_word(lap, self._lease))
+        self.position += 1
+        return position
+
+
+def submit_payload(prompt_offset: int, prompt_tokens: int, sampling: Sampling) -> bytes:
+    """A SubmitRecord without its commit word."""
+    record = np.zeros((), arena.SubmitRecord)
+    record["prompt_offset"] = prompt_offset
+    record["prompt_tokens"] = prompt_tokens
+    record["max_tokens"] = sampling.max_tokens
+    record["top_k"] = sampling.top_k
+    record["temperature"] = sampling.temperature
+    record["top_p"] = sampling.top_p
+    record["seed"] = np.uint64(sampling.seed & _SEED_MASK)
+    record["flags"] = arena.SubmitFlag.IGNORE_EOS if sampling.ignore_eos else 0
+    record["stop_count"] = len(sampling.stop_tokens)
+    record["stop_tokens"][: len(sampling.stop_tokens)] = sampling.stop_tokens
+    return record.tobytes()[: arena.SUBMIT_RECORD_OFFSETS["commit"]]
+
+
+def cancel_payload(target: int) -> bytes:
+    """A CancelRecord without its commit word."""
+    return struct.pack("<Q", target)

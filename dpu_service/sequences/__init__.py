@@ -1,0 +1,1 @@
+"""Sequences for whoever wants text: a bounded queue before the channel, and the way of tokens back to requests."""

@@ -1,0 +1,276 @@
+"""The asyncio side of a channel: queues what does not fit yet, polls while sequences run, delivers the news."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence as Items
+from dataclasses import dataclass, field
+
+from blink_proto.arena import ErrorCode, Finish, RecordKind
+
+from dpu_service.channel.client import ChannelClient, LeaseState, News, SharedPrompt
+from dpu_service.channel.errors import ChannelError, LeaseLostError
+from dpu_service.channel.rings import Sampling
+from dpu_service.sequences.errors import (
+    DeviceUnavailableError,
+    QueueFullError,
+    SequenceLostError,
+    SequencesError,
+)
+from dpu_service.sequences.health import DeviceHealth, HeartbeatWatch
+from dpu_service.sequences.inbox import Inbox, Tokens
+
+log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 0.5
+SHORTEST_WAIT = 0.001
+LONGEST_WAIT = 0.010
+WAIT_SHARE = 1 / 16
+"""A poll waits for this share of the time since the last news, so that it adds little to any step time."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One prompt and the sequences that it should start, one for each entry of `samplings`."""
+
+    prompt: Items[int]
+    samplings: list[Sampling]
+
+
+@dataclass(eq=False)
+class Running:
+    """A sequence from its request to its last record."""
+
+    number: int
+    prompt: SharedPrompt
+    sampling: Sampling
+    inbox: Inbox
+    position: int | None = None
+    started: bool = False
+    over: bool = False
+    abandoned: bool = field(default=False, repr=False)
+
+
+class Pump:
+    """Owns a channel client.
+
+    Args:
+        client: with no lease yet.
+        queue_depth: sequences that may wait for their first token.
+        device_timeout: seconds without a heartbeat of the device.
+        on_change: called when `ready` may have changed.
+    """
+
+    def __init__(
+        self,
+        client: ChannelClient,
+        queue_depth: int,
+        device_timeout: float,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.client = client
+        self.queue_depth = queue_depth
+        self.health = DeviceHealth.STARTING
+        self._watch = HeartbeatWatch(device_timeout, time.monotonic())
+        self._queue: deque[Running] = deque()
+        self._by_position: dict[int, Running] = {}
+        self._not_started = 0
+        self._wakeup = asyncio.Event()
+        self._last_news = 0.0
+        self._last_beat = 0.0
+        self._on_change = on_change
+        self._closed = False
+        self.faults = 0
+        self.leases = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether a submission would be taken."""
+        return self.client.state is LeaseState.LIVE and self.health is DeviceHealth.READY
+
+    @property
+    def waiting(self) -> int:
+        """Sequences without a first token, here and on the device."""
+        return self._not_started
+
+    @property
+    def in_flight(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._queue) + len(self._by_position)
+
+    def request(self, wanted: list[Wanted], inbox: Inbox) -> list[Running]:
+        """Starts sequences, numbered from 0 in order of `wanted`; all or none.
+
+        Raises:
+            DeviceUnavailableError: no device takes submissions.
+            QueueFullError: they do not fit into the queue.
+        """
+        if not self.ready:
+            raise DeviceUnavailableError(f"the device is not ready ({self.describe()})")
+        count = sum(len(one.samplings) for one in wanted)
+        if self._not_started + count > self.queue_depth:
+            raise QueueFullError("too many requests are waiting; try again later")
+        made: list[Running] = []
+        for one in wanted:
+            prompt = SharedPrompt(one.prompt, len(one.samplings))
+            made += [Running(len(made) + i, prompt, sampling, inbox) for i, sampling in enumerate(one.samplings)]
+        self._queue.extend(made)
+        self._not_started += count
+        self._submit_queued()
+        self._wakeup.set()
+        return made
+
+    def abandon(self, sequences: list[Running]) -> None:
+        """Nobody wants these any more: those that have not ended are cancelled."""
+        for sequence in sequences:
+            if sequence.over or sequence.abandoned:
+                continue
+            sequence.abandoned = True
+            if sequence.position is None:
+                self._queue.remove(sequence)
+                self._end(sequence)
+                self.client.release(sequence.prompt)
+            else:
+                self.client.cancel(sequence.position)
+        self._wakeup.set()
+
+    def describe(self) -> str:
+        """Why the device is or is not ready, in words for people."""
+        if self.client.state is not LeaseState.LIVE and not self.health.is_lost:
+            return "waiting for the channel"
+        return self.health.value
+
+    async def run(self) -> None:
+        """Polls until closed."""
+        while not self._closed:
+            try:
+                self._turn()
+            except (LeaseLostError, ChannelError) as error:
+                self._lose(str(error))
+            await self._pause()
+
+    def close(self, failure: SequencesError) -> None:
+        """Ends every sequence with `failure` and lets the channel go."""
+        self._fail_all(failure)
+        self._closed = True
+        self._wakeup.set()
+        self.client.give_back()
+
+    def fail_all(self, failure: SequencesError) -> None:
+        """Ends every request with `failure`; their sequences are cancelled on the device."""
+        for sequence in [*self._queue, *self._by_position.values()]:
+            sequence.inbox.fail(failure)
+        self.abandon([*self._queue, *self._by_position.values()])
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        if now - self._last_beat >= BEAT_SECONDS:
+            self._beat(now)
+        if self.client.state is LeaseState.VACANT:
+            self.client.ask_lease(time.monotonic_ns())
+        elif self.client.state is LeaseState.ASKED:
+            if self.client.take_lease():
+                self.leases += 1
+                self._on_change()
+        else:
+            news = self.client.poll()
+            if news:
+                self._last_news = now
+                self._deliver(news)
+            self._submit_queued()
+
+    def _beat(self, now: float) -> None:
+        self._last_beat = now
+        self.client.beat(time.monotonic_ns())
+        health = self._watch.judge(self.client.telemetry(), now)
+        if health is self.health:
+            return
+        log.info("device health", extra={"fields": {"from": self.health.value, "to": health.value}})
+        self.health = health
+        if health.is_lost:
+            self.fail_all(SequenceLostError(f"the device is gone ({health.value})"))
+        self._on_change()
+
+    async def _pause(self) -> None:
+        busy = self.in_flight or self.client.cancels_held
+        if busy or self.client.state is not LeaseState.LIVE:
+            if self.health.is_lost:
+                await asyncio.sleep(BEAT_SECONDS / 5)
+                return
+            idle = (time.monotonic() - self._last_news) * WAIT_SHARE
+            await asyncio.sleep(min(max(idle, SHORTEST_WAIT), LONGEST_WAIT))
+            return
+        self._wakeup.clear()
+        try:
+            async with asyncio.timeout(BEAT_SECONDS):
+                await self._wakeup.wait()
+        except TimeoutError:
+            return
+
+    def _submit_queued(self) -> None:
+        while self._queue:
+            sequence = self._queue[0]
+            position = self.client.submit(sequence.prompt, sequence.sampling)
+            if position is None:
+                return
+            self._queue.popleft()
+            sequence.position = position
+            self._by_position[position] = sequence
+
+    def _deliver(self, news: list[News]) -> None:
+        for item in news:
+            sequence = self._by_position.get(item.position)
+            if sequence is None:
+                continue
+            if item.finish is not Finish.NONE:
+                del self._by_position[item.position]
+                self._end(sequence)
+            elif not sequence.started:
+                self._start(sequence)
+            if sequence.abandoned:
+                continue
+            failure = self._failure_of(item)
+            if failure is None:
+                sequence.inbox.put(Tokens(sequence.number, item.tokens, item.finish))
+            else:
+                sequence.inbox.fail(failure)
+
+    def _failure_of(self, item: News) -> SequencesError | None:
+        if item.fault:
+            self.faults += 1
+            log.error("the device wrote an impossible record", extra={"fields": {"fault": item.fault}})
+            return SequenceLostError("the device answered with an impossible record")
+        if item.finish is Finish.CANCELLED:
+            return SequenceLostError("the device cancelled the sequence")
+        if item.finish is not Finish.ERROR:
+            return None
+        name = ErrorCode(item.detail).name if item.detail in ErrorCode._value2member_map_ else str(item.detail)
+        verb = "refused" if item.kind is RecordKind.REJECT else "ended"
+        log.error("the device %s a sequence", verb, extra={"fields": {"code": name}})
+        return SequenceLostError(f"the device {verb} the sequence ({name})")
+
+    def _start(self, sequence: Running) -> None:
+        sequence.started = True
+        self._not_started -= 1
+
+    def _end(self, sequence: Running) -> None:
+        if not sequence.started:
+            self._start(sequence)
+        sequence.over = True
+
+    def _lose(self, reason: str) -> None:
+        log.error("lost the channel", extra={"fields": {"reason": reason}})
+        self.client.give_back()
+        self._fail_all(SequenceLostError("the device lost the sequence"))
+        self._on_change()
+
+    def _fail_all(self, failure: SequencesError) -> None:
+        sequences = [*self._queue, *self._by_position.values()]
+        self._queue.clear()
+        self._by_position.clear()
+        for sequence in sequences:
+            self._end(sequence)
+            sequence.inbox.fail(failure)

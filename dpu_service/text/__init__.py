@@ -1,0 +1,1 @@
+"""Between text and token ids: tokenising, chat templates, incremental decoding, stop strings."""

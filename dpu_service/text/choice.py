@@ -1,0 +1,67 @@
+"""The text of one choice: detokenizer and stop strings together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+from blink_proto.arena import Finish
+
+from dpu_service.text.detokenize import Detokenizer
+from dpu_service.text.stops import StopStrings
+
+_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
+
+
+class ChoiceText:
+    """Turns the tokens of one sequence into text.
+
+    `finish_reason` is set once the choice is over, `stopped_by_text` when a stop string ended it (the device does
+    not know and has to be told).
+    """
+
+    def __init__(self, detokenizer: Detokenizer, stops: Items[str]) -> None:
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(stops) if stops else None
+        self.finish_reason: str | None = None
+        self.stopped_by_text = False
+        self.tokens = 0
+
+    def feed(self, tokens: list[int], finish: Finish) -> str:
+        """Text that may be shown after these tokens. The token that made the device stop is counted, not shown."""
+        if self.finish_reason is not None:
+            return ""
+        shown = tokens[:-1] if finish is Finish.STOP else tokens
+        text = self._take(shown)
+        self._note_stop()
+        if self.finish_reason is None and finish is not Finish.NONE:
+            text += self._finish(_REASONS[finish])
+        if self.finish_reason is None or not self.stopped_by_text:
+            self.tokens += len(tokens)
+        return text
+
+    def _take(self, tokens: list[int]) -> str:
+        if self._stops is None:
+            return self._detokenizer.feed(tokens)
+        pieces = []
+        for token in tokens:  # one by one, so that tokens behind a stop string are not counted
+            pieces.append(self._stops.feed(self._detokenizer.feed([token])))
+            if self._stops.matched is not None:
+                self.stopped_by_text = True
+                self.tokens += len(pieces)
+                break
+        return "".join(pieces)
+
+    def _note_stop(self) -> None:
+        if self.stopped_by_text:
+            self.finish_reason = "stop"
+
+    def _finish(self, reason: str) -> str:
+        rest = self._detokenizer.flush()
+        self.finish_reason = reason
+        if self._stops is None:
+            return rest
+        text = self._stops.feed(rest)
+        if self._stops.matched is not None:
+            self.finish_reason = "stop"
+            return text
+        return text + self._stops.flush()

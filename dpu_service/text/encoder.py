@@ -1,0 +1,78 @@
+"""Texts to token ids without stopping the event loop: long ones are refused or tokenised in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from dpu_service.text.bundle import TextBundle
+from dpu_service.text.chat import ChatEncoder
+
+INLINE_CHARACTERS = 2048
+"""Up to here tokenising takes well under a millisecond, less than handing it to a thread is worth."""
+_THREADS = 2
+
+
+@dataclass(frozen=True)
+class TooLong(Exception):  # noqa: N818 - it carries a measurement, see `at_least`
+    """A text that cannot fit the context window, told by its length alone."""
+
+    at_least: int
+    """Tokens that it has at least."""
+
+
+class TextEncoder:
+    """Tokenises for one worker.
+
+    Args:
+        window: tokens of a sequence at most.
+    """
+
+    def __init__(self, bundle: TextBundle, window: int) -> None:
+        self.bundle = bundle
+        self.chat = ChatEncoder(bundle)
+        self._longest = bundle.longest_token * (4 if bundle.may_shrink else 1)
+        self._most_characters = window * self._longest
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenise")
+
+    async def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer.
+
+        Raises:
+            TooLong: by its characters alone.
+            ChatTemplateError: the template refuses the messages.
+        """
+        self._check_length(sum(len(message["content"]) for message in messages))
+        text, private = self.chat.render(messages)
+        return await self._run(len(text), lambda: self.chat.encode(text, private))
+
+    async def encode_text(self, text: str) -> list[int]:
+        """Token ids of a plain prompt: control tokens in it count as such, and BOS is added where the model's
+        tokenizer does so, but never twice.
+
+        Raises:
+            TooLong: by its characters alone.
+        """
+        self._check_length(len(text))
+        return await self._run(len(text), lambda: self._encode_text(text))
+
+    def close(self) -> None:
+        """Lets the threads go once they are done."""
+        self._threads.shutdown(wait=False)
+
+    def _encode_text(self, text: str) -> list[int]:
+        (encoding,) = self.bundle.tokenizer.encode_batch_fast([text])
+        ids: list[int] = encoding.ids
+        bos = self.bundle.control_tokens.get(self.bundle.bos_token)
+        return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
+
+    def _check_length(self, characters: int) -> None:
+        if characters > self._most_characters:
+            raise TooLong(-(-characters // self._longest))
+
+    async def _run(self, characters: int, work: Callable[[], list[int]]) -> list[int]:
+        if characters <= INLINE_CHARACTERS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -1,0 +1,1 @@
+"""Ways to reach the arena: ordered writes into the inbound region, reads from the outbound region."""

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from gpu_runtime.chain.process import ChainError
 from gpu_runtime.config import RuntimeConfig
@@ -57,9 +63,7 @@ async def serve(config: RuntimeConfig, listen: str, source: str, name: str, grac
 def run(
     device: Annotated[str, typer.Option(help="cpu: the soft GPU.")] = "cpu",
     listen: Annotated[str, typer.Option(help="Address of the gRPC control plane.")] = "127.0.0.1:50051",
-    model: Annotated[
-        str, typer.Option(help="Hugging Face folder, GGUF file or built-in name to load at start.")
-    ] = "",
+    model: Annotated[str, typer.Option(help="Hugging Face folder, GGUF file or built-in name to load at start.")] = "",
     name: Annotated[str, typer.Option(help="Name that clients use for it; default: its own.")] = "",
     channels: Annotated[int, typer.Option(min=1, max=64, help="Front-end workers at most.")] = 8,
     kv_tokens: Annotated[int, typer.Option(min=32, help="Tokens that the KV cache holds.")] = 16384,
@@ -68,9 +72,7 @@ def run(
     max_sequences: Annotated[int, typer.Option(min=1, max=65536, help="Running and waiting together.")] = 256,
     max_model_tokens: Annotated[int, typer.Option(min=0, help="Context window; 0: the model's own.")] = 0,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads of the soft GPU; 0: all cores.")] = 0,
-    lease_timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds without a heartbeat that end a lease.")
-    ] = 15.0,
+    lease_timeout: Annotated[float, typer.Option(min=1, help="Seconds without a heartbeat that end a lease.")] = 15.0,
     grace: Annotated[float, typer.Option(min=0, help="Seconds to finish running sequences at the end.")] = 30.0,
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
@@ -102,4 +104,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

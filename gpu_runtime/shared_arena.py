@@ -102,9 +102,7 @@ class SharedArena:
     def channel_out(self, channel: int) -> NDArray[np.void]:
         """ChannelOut [1] of a channel."""
         layout = self.outbound_layout
-        return self._outbound_record(
-            layout.channel_offset(channel) + layout.channel_control_offset, arena.ChannelOut
-        )
+        return self._outbound_record(layout.channel_offset(channel) + layout.channel_control_offset, arena.ChannelOut)
 
     def unlink(self) -> None:
         """Removes the names; mappings stay valid."""
@@ -146,9 +144,7 @@ def remove_stale_arenas() -> None:
 
 
 def _create(name: str, size: int) -> int:
-    descriptor = os.open(
-        SHM_FOLDER / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-    )
+    descriptor = os.open(SHM_FOLDER / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     os.posix_fallocate(descriptor, 0, size)
     return descriptor

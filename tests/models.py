@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from gpu_runtime.kernels.sampling import sample
 from gpu_runtime.model.llama import KVCache, LlamaModel
 from gpu_runtime.model.source import ModelFolder, open_folder

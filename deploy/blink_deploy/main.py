@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from types import FrameType
 from typing import Annotated
 
@@ -52,7 +51,16 @@ def up(
     control = f"127.0.0.1:{grpc_port}"
     gpu = ["--device", device, "--listen", control, "--model", model, "--name", name]
     gpu += ["--kv-tokens", str(kv_tokens), "--grace", str(grace)]
-    dpu = ["--runtime", control, "--host", host, "--https-port", str(https_port), "--http-port", str(http_port)]
+    dpu = [
+        "--runtime",
+        control,
+        "--host",
+        host,
+        "--https-port",
+        str(https_port),
+        "--http-port",
+        str(http_port),
+    ]
     dpu += ["--workers", str(workers), "--grace", str(grace)]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
@@ -105,4 +113,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -45,7 +45,7 @@ class Program:
         readable, _, _ = select.select([self.ready], [], [], timeout)
         if readable:
             self.said += os.read(self.ready, 4096)
-        if not self.said.endswith(b"\n") and (self.process.poll() is not None or readable and not self.said):
+        if not self.said.endswith(b"\n") and (self.process.poll() is not None or (readable and not self.said)):
             raise StartError(f"{self.name} ended with status {self.process.wait()} before it was ready")
         return self.said.endswith(b"\n")
 

@@ -96,4 +96,3 @@ class ChainProcess:
             sys.stderr.write(text)
             tail = [*tail[-20:], text]
         return "".join(tail)
-

@@ -42,9 +42,7 @@ class ChainSpec:
         return cls(
             model_folder=raw["model_folder"],
             config=RuntimeConfig(**raw["config"]),
-            limits=ModelLimits(
-                limits["vocab_size"], limits["max_model_tokens"], tuple(limits["eos_token_ids"])
-            ),
+            limits=ModelLimits(limits["vocab_size"], limits["max_model_tokens"], tuple(limits["eos_token_ids"])),
             arena_name=ArenaName(**raw["arena_name"]),
             mailbox_descriptor=raw["mailbox_descriptor"],
         )

@@ -57,9 +57,7 @@ class ChainLife:
             raise BadRequestError(str(error)) from error
         check_memory(config, folder)
         nonce = secrets.randbits(64)
-        shared = SharedArena.create(
-            config.arena_sizes(), ArenaLimits(nonce, epoch, limits.vocab_size, window, longest)
-        )
+        shared = SharedArena.create(config.arena_sizes(), ArenaLimits(nonce, epoch, limits.vocab_size, window, longest))
         try:
             chain = await cls._start_chain(config, folder, limits, shared, progress)
         except BaseException:

@@ -34,7 +34,7 @@ async def start_server(runtime: Runtime, address: str) -> tuple[Any, int, asynci
     """
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     add_ControlServicer_to_server(ControlService(runtime), server)
-    checks = health.aio.HealthServicer()
+    checks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection([SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     try:

@@ -24,7 +24,7 @@ CHUNK_BYTES = 1 << 20
 MAX_GRACE_SECONDS = 3600
 
 
-class ControlService(ControlServicer):  # type: ignore[misc]
+class ControlService(ControlServicer):
     """See `control.proto` for what each call does and refuses."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -108,9 +108,7 @@ class ControlService(ControlServicer):  # type: ignore[misc]
             for at in range(0, len(content), CHUNK_BYTES):
                 yield control_pb2.FetchTokenizerChunk(file=name, content=content[at : at + CHUNK_BYTES])
 
-    async def Drain(
-        self, request: control_pb2.DrainRequest, context: Context
-    ) -> control_pb2.DrainResponse:
+    async def Drain(self, request: control_pb2.DrainRequest, context: Context) -> control_pb2.DrainResponse:
         """Drains or resumes."""
 
         async def run() -> bool:

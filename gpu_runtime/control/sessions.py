@@ -46,9 +46,7 @@ class Sessions:
         kept = self._claims[front_end].channels[:count] if front_end in self._claims else ()
         free = [channel for channel in self.free() if channel not in kept]
         if count - len(kept) > len(free):
-            raise ExhaustedError(
-                f"{count} channels asked for, {len(kept) + len(free)} of {self._total} are free"
-            )
+            raise ExhaustedError(f"{count} channels asked for, {len(kept) + len(free)} of {self._total} are free")
         channels = kept + tuple(free[: count - len(kept)])
         self._claims[front_end] = _Claim(channels, time.monotonic())
         return channels

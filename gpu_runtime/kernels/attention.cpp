@@ -77,7 +77,8 @@ BLINK_CLONES void attend(const Row& row, const float* keys, const float* values,
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   for (int64_t j = 0; j < row.context; ++j) {
     const int64_t at = row.blocks[j / shape.block_tokens] * shape.block_tokens + j % shape.block_tokens;
-    for (int64_t g = 0; g < group; ++g) scores[g * stride + j] = dot(row.query + g * dim, keys + at * step, dim) * scale;
+    for (int64_t g = 0; g < group; ++g)
+      scores[g * stride + j] = dot(row.query + g * dim, keys + at * step, dim) * scale;
   }
   for (int64_t g = 0; g < group; ++g) {
     softmax(scores + g * stride, row.context);

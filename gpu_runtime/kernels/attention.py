@@ -18,8 +18,7 @@ class Shape(ctypes.Structure):
     """Sizes that both kernels need; mirrors `Shape` in attention.cpp."""
 
     _fields_ = [
-        (name, ctypes.c_int64)
-        for name in ("query_heads", "kv_heads", "head_dim", "block_tokens", "table_columns")
+        (name, ctypes.c_int64) for name in ("query_heads", "kv_heads", "head_dim", "block_tokens", "table_columns")
     ]
 
 
@@ -142,4 +141,6 @@ def reference_attention(
 
 def _slots(blocks: NDArray[np.int32], context: int, block_tokens: int) -> torch.Tensor:
     positions = np.arange(context)
-    return torch.from_numpy(blocks[positions // block_tokens].astype(np.int64) * block_tokens + positions % block_tokens)
+    return torch.from_numpy(
+        blocks[positions // block_tokens].astype(np.int64) * block_tokens + positions % block_tokens
+    )

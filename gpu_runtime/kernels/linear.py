@@ -29,9 +29,7 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     rows, inner = inputs.shape
     out = torch.empty(rows, weight.shape[0])
     address = None if bias is None else bias.data_ptr()
-    _library().blink_linear(
-        inputs.data_ptr(), weight.data_ptr(), address, out.data_ptr(), rows, weight.shape[0], inner
-    )
+    _library().blink_linear(inputs.data_ptr(), weight.data_ptr(), address, out.data_ptr(), rows, weight.shape[0], inner)
     return out
 
 

@@ -40,7 +40,12 @@ def sample(logits: torch.Tensor, rows: NDArray[np.void]) -> NDArray[np.int32]:
     """
     tokens = np.empty(len(rows), np.int32)
     _library().blink_sample(
-        logits.data_ptr(), logits.shape[1], rows.ctypes.data, len(rows), rows.dtype.itemsize, tokens.ctypes.data
+        logits.data_ptr(),
+        logits.shape[1],
+        rows.ctypes.data,
+        len(rows),
+        rows.dtype.itemsize,
+        tokens.ctypes.data,
     )
     return tokens
 
@@ -57,9 +62,7 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
     return tuple(int(word) for word in words)
 
 
-def reference_probabilities(
-    logits: torch.Tensor, temperature: float, top_k: int, top_p: float
-) -> torch.Tensor:
+def reference_probabilities(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
     """Plain torch, in float64: the distribution [vocabulary] that `sample` draws from."""
     scaled = logits.double() / temperature
     if top_k:

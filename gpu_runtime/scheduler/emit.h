@@ -83,8 +83,7 @@ BLINK_FN void write_token(State& state, const layout::Work& work, uint32_t k) {
   const uint32_t at = work.query_start + k;
   state.token_ids[at] = static_cast<int32_t>(history_of(state, work.slot)[position]);
   state.positions[at] = static_cast<int32_t>(position);
-  state.kv_slots[at] =
-      static_cast<int32_t>(block * state.config.block_tokens + position % state.config.block_tokens);
+  state.kv_slots[at] = static_cast<int32_t>(block * state.config.block_tokens + position % state.config.block_tokens);
 }
 
 template <class Exec>

@@ -98,9 +98,7 @@ class HostScheduler:
         SchedulerError: the configuration or the regions are unfit.
     """
 
-    def __init__(
-        self, config: NDArray[np.void], inbound: NDArray[np.uint8], outbound: NDArray[np.uint8]
-    ) -> None:
+    def __init__(self, config: NDArray[np.void], inbound: NDArray[np.uint8], outbound: NDArray[np.uint8]) -> None:
         self._library = _library()
         self._handle: int | None = None
         self._regions = (inbound, outbound)  # keeps the mappings alive
@@ -128,16 +126,12 @@ class HostScheduler:
         self._header = _view(view.header, layout.StepHeader, 1)
         self._works = _view(view.works, layout.Work, running)
         self._rows = _view(view.rows, layout.SampleRow, running)
-        self._tokens = [
-            _view(address, "<i4", tokens) for address in (view.token_ids, view.positions, view.kv_slots)
-        ]
+        self._tokens = [_view(address, "<i4", tokens) for address in (view.token_ids, view.positions, view.kv_slots)]
         columns = int(c["blocks_per_sequence"])
         self._block_table = _view(view.block_table, "<i4", sequences * columns).reshape(sequences, columns)
         self._sampled = _view(view.sampled, "<i4", running)
 
-    def step(
-        self, sampled: NDArray[np.int32] | list[int], now_ns: int, command: int = layout.Command.RUN
-    ) -> Plan:
+    def step(self, sampled: NDArray[np.int32] | list[int], now_ns: int, command: int = layout.Command.RUN) -> Plan:
         """Takes in the tokens that the last plan's rows sampled, in row order, and plans the next step.
 
         Raises:

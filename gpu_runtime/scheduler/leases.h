@@ -60,8 +60,7 @@ BLINK_FN void watch_channels(const Exec& exec, State& state, uint64_t now_ns) {
     if (channel.live) watch_cursor(channel, load_acquire(&in->log_read));
   });
   const uint64_t ended_leases = exec.scan(
-      state.config.channels, [&](uint32_t c) -> uint64_t { return state.channels[c].drop; },
-      [](uint32_t, uint64_t) {});
+      state.config.channels, [&](uint32_t c) -> uint64_t { return state.channels[c].drop; }, [](uint32_t, uint64_t) {});
   if (ended_leases == 0) return;
   const auto dropped = [&](uint32_t slot) { return state.channels[state.sequences[slot].channel].drop != 0; };
   release_blocks(exec, state, dropped);

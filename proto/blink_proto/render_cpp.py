@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from blink_proto.spec import Enumeration, Part, Region, Spec, Struct, Word
 
-_CPP = {"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "i32": "int32_t", "f32": "float"}
+_CPP = {
+    "u8": "uint8_t",
+    "u16": "uint16_t",
+    "u32": "uint32_t",
+    "u64": "uint64_t",
+    "i32": "int32_t",
+    "f32": "float",
+}
 
 
 def render_cpp(spec: Spec) -> str:

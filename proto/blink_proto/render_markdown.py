@@ -25,12 +25,26 @@ def render_markdown(spec: Spec) -> str:
         lines.append("")
     lines += ["## Words", ""]
     for word in spec.words:
-        lines += [f"### {word.name}", "", _sentence(word.doc), "", "| bits | field | meaning |", "|---|---|---|"]
+        lines += [
+            f"### {word.name}",
+            "",
+            _sentence(word.doc),
+            "",
+            "| bits | field | meaning |",
+            "|---|---|---|",
+        ]
         lines += [f"| {f.shift}–{f.shift + f.bits - 1} | `{f.name}` | {f.doc} |" for f in word.fields]
         lines.append("")
     lines += ["## Values", ""]
     for enum in spec.enums:
-        lines += [f"### {enum.name}", "", _sentence(enum.doc), "", "| value | name | meaning |", "|---|---|---|"]
+        lines += [
+            f"### {enum.name}",
+            "",
+            _sentence(enum.doc),
+            "",
+            "| value | name | meaning |",
+            "|---|---|---|",
+        ]
         lines += [f"| {value} | `{name}` | {doc} |" for name, value, doc in enum.members]
         lines.append("")
     lines += ["## Constants", "", "| name | value | meaning |", "|---|---|---|"]

@@ -110,7 +110,11 @@ class Sizes:
 
 def _region(spec: Spec, region: Region) -> str:
     name = f"{region.name.capitalize()}Layout"
-    lines = [f"class {name}:", f'    """Region {region.name}: {region.doc}. Offsets in bytes from its start."""', ""]
+    lines = [
+        f"class {name}:",
+        f'    """Region {region.name}: {region.doc}. Offsets in bytes from its start."""',
+        "",
+    ]
     lines += ["    def __init__(self, sizes: Sizes) -> None:", "        at = 0"]
     for part in region.head:
         count = f" * sizes.{part.count}" if part.count else ""

@@ -1,34 +1,39 @@
-# `make serve` and `make test` are all a newcomer needs; both install what they need into .venv.
+# `make serve` and `make test` are all that a newcomer needs: both install what they need into .venv first.
+#   make serve PORT=9443 ARGS='--model /path/to/model'      make test PYTEST_ARGS='-k scheduler'
+# PYTHON names the interpreter to make .venv with, BLINK_TORCH the torch to install (see .ci/install).
 PORT ?= 8443
 ARGS ?=
 PYTEST_ARGS ?=
 BIN := .venv/bin
-CXX_FILES := $(shell git ls-files '*.cpp' '*.h' 2>/dev/null | grep -v -e arena.h -e layout.h)
+GENERATED := -name arena.h -o -name layout.h
+CXX = $(shell find dpu_service gpu_runtime proto tests \( -name '*.cpp' -o -name '*.h' \) ! \( $(GENERATED) \))
 
-.PHONY: serve test lint format generate bench install clean
+.PHONY: serve test lint format generate bench install install-serve clean
 .SILENT:
 
-serve:
-	.ci/install dpu,gpu
+serve: install-serve
 	exec $(BIN)/blink up --https-port $(PORT) $(ARGS)
 
 test: lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+install-serve:
+	.ci/install dpu,gpu
+
 install:
 	.ci/install dpu,gpu,dev
 
 lint: install
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check -q .
-	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/python -m blink_proto.generate --check
+	$(BIN)/ruff check -q .
+	$(BIN)/ruff format --check -q .
+	$(BIN)/clang-format --dry-run -Werror $(CXX)
 	$(BIN)/mypy
 
 format: install
-	$(BIN)/ruff check --fix -q .
+	$(BIN)/ruff check -q --fix .
 	$(BIN)/ruff format -q .
-	$(BIN)/clang-format -i $(CXX_FILES)
+	$(BIN)/clang-format -i $(CXX)
 
 generate: install
 	$(BIN)/python -m blink_proto.generate
@@ -37,4 +42,5 @@ bench: install
 	$(BIN)/python -m tests.bench.soft_gpu $(ARGS)
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache gpu_runtime/*.so dpu_service/*.so
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f gpu_runtime/*.so dpu_service/*.so

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence as Items
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from blink_proto.arena import ErrorCode, Finish, RecordKind
@@ -74,7 +75,7 @@ class Pump:
         self.client = client
         self.queue_depth = queue_depth
         self.health = DeviceHealth.STARTING
-        self._watch = HeartbeatWatch(device_timeout, time.monotonic())
+        self._heartbeats = HeartbeatWatch(device_timeout, time.monotonic())
         self._queue: deque[Running] = deque()
         self._by_position: dict[int, Running] = {}
         self._not_started = 0
@@ -100,6 +101,11 @@ class Pump:
     def in_flight(self) -> int:
         """Sequences that have not ended."""
         return len(self._queue) + len(self._by_position)
+
+    @property
+    def seconds_silent(self) -> float:
+        """Since the device's last heartbeat, as of the worker's own last beat."""
+        return self._heartbeats.seconds_silent
 
     def request(self, wanted: list[Wanted], inbox: Inbox) -> list[Running]:
         """Starts sequences, numbered from 0 in order of `wanted`; all or none.
@@ -185,13 +191,13 @@ class Pump:
     def _beat(self, now: float) -> None:
         self._last_beat = now
         self.client.beat(time.monotonic_ns())
-        health = self._watch.judge(self.client.telemetry(), now)
+        health = self._heartbeats.judge(self.client.telemetry(), now)
         if health is self.health:
             return
         log.info("device health", extra={"fields": {"from": self.health.value, "to": health.value}})
         self.health = health
         if health.is_lost:
-            self.fail_all(SequenceLostError(f"the device is gone ({health.value})"))
+            self.fail_all(DeviceUnavailableError(f"the device is gone ({health.value})"))
         self._on_change()
 
     async def _pause(self) -> None:
@@ -264,7 +270,7 @@ class Pump:
     def _lose(self, reason: str) -> None:
         log.error("lost the channel", extra={"fields": {"reason": reason}})
         self.client.give_back()
-        self._fail_all(SequenceLostError("the device lost the sequence"))
+        self._fail_all(DeviceUnavailableError("the device lost the sequence"))
         self._on_change()
 
     def _fail_all(self, failure: SequencesError) -> None:

@@ -16,7 +16,7 @@ _THREADS = 2
 
 
 @dataclass(frozen=True)
-class TooLong(Exception):  # noqa: N818 - it carries a measurement, see `at_least`
+class TooLong(Exception):
     """A text that cannot fit the context window, told by its length alone."""
 
     at_least: int

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible API: requests, their checks, and answers; no sockets."""

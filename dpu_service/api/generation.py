@@ -1,0 +1,101 @@
+"""Runs the sequences of one request and turns their tokens into pieces of text."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from blink_proto.arena import Finish
+
+from dpu_service import metrics
+from dpu_service.api.answers import Piece
+from dpu_service.sequences.inbox import Inbox, Tokens
+from dpu_service.sequences.pump import Running, Wanted
+from dpu_service.service import Serving
+from dpu_service.text.choice import ChoiceText
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked request. `wanted` gives the choices in order: index = prompt · n + choice."""
+
+    wanted: list[Wanted]
+    stops: list[str]
+    skip_special: bool
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Each prompt counts once, however many choices it has."""
+        return sum(len(one.prompt) for one in self.wanted)
+
+
+class Generation:
+    """The running choices of a request. Always `close` it: whatever still runs is then cancelled.
+
+    Args:
+        arrived: when the request came, by the monotonic clock.
+
+    Raises:
+        SequencesError: the device takes no (more) sequences now.
+    """
+
+    def __init__(self, serving: Serving, plan: Plan, inbox: Inbox, arrived: float) -> None:
+        self._pump = serving.pump
+        self._inbox = inbox
+        self._arrived = arrived
+        self._sequences: list[Running] = serving.pump.request(plan.wanted, inbox)
+        bundle = serving.encoder.bundle
+        self._choices = [ChoiceText(bundle.detokenizer(plan.skip_special), plan.stops) for _ in self._sequences]
+        self._latest = [0.0] * len(self._choices)
+        self._open = len(self._choices)
+        metrics.PROMPT_TOKENS.inc(plan.prompt_tokens)
+
+    @property
+    def over(self) -> bool:
+        """Whether every choice has its finish reason."""
+        return self._open == 0
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all choices so far."""
+        return sum(choice.tokens for choice in self._choices)
+
+    async def next(self) -> list[Piece]:
+        """The news since the last call, at most one piece for each choice and none that says nothing.
+
+        Raises:
+            SequencesError: the request is over before its choices are.
+        """
+        texts: dict[int, str] = {}
+        for item in await self._inbox.take():
+            self._measure(item)
+            if self._choices[item.number].finish_reason is None:
+                texts[item.number] = texts.get(item.number, "") + self._feed(item)
+        pieces = [Piece(number, text, self._choices[number].finish_reason) for number, text in texts.items()]
+        return [piece for piece in pieces if piece.text or piece.finish_reason]
+
+    def close(self) -> None:
+        """Cancels what still runs."""
+        self._pump.abandon(self._sequences)
+        metrics.COMPLETION_TOKENS.inc(self.completion_tokens)
+
+    def _feed(self, item: Tokens) -> str:
+        choice = self._choices[item.number]
+        text = choice.feed(item.tokens, item.finish)
+        if choice.finish_reason is not None:
+            self._open -= 1
+        if choice.stopped_by_text and item.finish is Finish.NONE:
+            self._pump.abandon([self._sequences[item.number]])
+        return text
+
+    def _measure(self, item: Tokens) -> None:
+        if not item.tokens:
+            return
+        now = time.monotonic()
+        before = self._latest[item.number]
+        self._latest[item.number] = now
+        if not before:
+            metrics.FIRST_TOKEN_SECONDS.observe(now - self._arrived)
+            return
+        for _ in item.tokens:
+            metrics.INTER_TOKEN_SECONDS.observe((now - before) / len(item.tokens))

@@ -1,0 +1,89 @@
+"""From a body to a plan: every check that can be made before the device hears of the request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dpu_service.api.answers import ChatShape, CompletionShape, Shape
+from dpu_service.api.errors import bad_value, model_not_found
+from dpu_service.api.generation import Plan
+from dpu_service.api.prompts import chat_prompt, completion_prompts
+from dpu_service.api.requests import ChatRequest, CommonRequest, CompletionRequest, read_request
+from dpu_service.api.sampling import fit_window, read_choices, read_stops
+from dpu_service.api.unbuilt import refuse_unbuilt
+from dpu_service.sequences.pump import Wanted
+from dpu_service.service import Serving
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default for `max_tokens` of plain completions; chat takes what the window leaves."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that may go to the device."""
+
+    plan: Plan
+    shape: Shape
+    stream: bool
+    with_usage: bool
+
+
+async def prepare_completion(serving: Serving, body: bytes) -> Prepared:
+    """Checks a body of /v1/completions.
+
+    Raises:
+        ApiError: what is wrong with it.
+    """
+    request = read_request(body, CompletionRequest)
+    with_usage = _check_common(serving, request)
+    geometry = serving.geometry
+    choices = read_choices(request, geometry.vocab_size)
+    stops = read_stops(request)
+    most = serving.pump.queue_depth // choices.count
+    window = geometry.window
+    prompts = await completion_prompts(request.prompt, serving.encoder, geometry.vocab_size, most, window)
+    wanted = []
+    for prompt in prompts:
+        length = _length(serving, prompt, request.max_tokens, "max_tokens", "prompt")
+        if request.max_tokens is None:
+            length = min(length, DEFAULT_COMPLETION_TOKENS)
+        wanted.append(Wanted(prompt, choices.samplings(length)))
+    shape = CompletionShape(serving.model.name, with_usage)
+    return Prepared(_plan(request, wanted, stops), shape, bool(request.stream), with_usage)
+
+
+async def prepare_chat(serving: Serving, body: bytes) -> Prepared:
+    """Checks a body of /v1/chat/completions.
+
+    Raises:
+        ApiError: what is wrong with it.
+    """
+    request = read_request(body, ChatRequest)
+    with_usage = _check_common(serving, request)
+    choices = read_choices(request, serving.geometry.vocab_size)
+    stops = read_stops(request)
+    prompt = await chat_prompt(request.messages, serving.encoder, serving.geometry.window)
+    param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    length = _length(serving, prompt, getattr(request, param), param, "messages")
+    wanted = [Wanted(prompt, choices.samplings(length))]
+    shape = ChatShape(serving.model.name, with_usage)
+    return Prepared(_plan(request, wanted, stops), shape, bool(request.stream), with_usage)
+
+
+def _check_common(serving: Serving, request: CommonRequest) -> bool:
+    """Model, unbuilt fields and stream options; whether usage goes into the stream."""
+    if request.model != serving.model.name:
+        raise model_not_found(request.model)
+    refuse_unbuilt(request)
+    if request.stream_options is not None and not request.stream:
+        raise bad_value("stream_options", "'stream_options' goes with 'stream': true only")
+    return bool(request.stream_options is not None and request.stream_options.include_usage)
+
+
+def _length(serving: Serving, prompt: list[int], wanted: int | None, param: str, prompt_param: str) -> int:
+    window = min(serving.geometry.window, serving.geometry.heap_tokens + 1)
+    return fit_window(len(prompt), wanted, window, param, prompt_param)
+
+
+def _plan(request: CommonRequest, wanted: list[Wanted], stops: list[str]) -> Plan:
+    return Plan(wanted, stops, request.skip_special_tokens is not False)

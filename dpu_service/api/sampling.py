@@ -1,0 +1,150 @@
+"""Sampling parameters: their ranges, and what the device gets."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from blink_proto import arena
+
+from dpu_service.api.errors import bad_value, context_length
+from dpu_service.api.requests import CommonRequest
+from dpu_service.channel.rings import Sampling
+
+MAX_CHOICES = 16
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 4096
+MAX_TEMPERATURE = 2.0
+GREEDY_BELOW = 1e-3
+"""Below it sampling is greedy: dividing logits by less gives one token all the mass, up to rounding."""
+_SEED_STEP = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio, odd: choices of one request get seeds far apart."""
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How each choice of a request is made, except for its length."""
+
+    count: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    stop_tokens: tuple[int, ...]
+    ignore_eos: bool
+
+    def samplings(self, max_tokens: int) -> list[Sampling]:
+        """One for each choice. Choice i of a given seed uses seed + i · 0x9E3779B97F4A7C15 (mod 2^64), so choice 0
+        equals a request for one choice with that seed; without a seed each choice draws its own."""
+        return [
+            Sampling(
+                max_tokens=max_tokens,
+                temperature=self.temperature,
+                top_p=self.top_p,
+                top_k=self.top_k,
+                seed=secrets.randbits(64) if self.seed is None else (self.seed + i * _SEED_STEP) & _MASK,
+                stop_tokens=self.stop_tokens,
+                ignore_eos=self.ignore_eos,
+            )
+            for i in range(self.count)
+        ]
+
+
+def read_choices(request: CommonRequest, vocab_size: int) -> Choices:
+    """Checks everything but lengths.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    count = 1 if request.n is None else request.n
+    if not 1 <= count <= MAX_CHOICES:
+        raise bad_value("n", f"'n' must be between 1 and {MAX_CHOICES}")
+    return Choices(
+        count=count,
+        temperature=_temperature(request.temperature),
+        top_p=_top_p(request.top_p),
+        top_k=_top_k(request.top_k, vocab_size),
+        seed=_seed(request.seed),
+        stop_tokens=_stop_tokens(request.stop_token_ids or [], vocab_size),
+        ignore_eos=bool(request.ignore_eos),
+    )
+
+
+def read_stops(request: CommonRequest) -> list[str]:
+    """The stop strings.
+
+    Raises:
+        ApiError: 400: an empty one, too many, or too long ones.
+    """
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    if len(stops) > MAX_STOPS:
+        raise bad_value("stop", f"'stop' may name at most {MAX_STOPS} strings")
+    if not all(stops):
+        raise bad_value("stop", "'stop' must not contain an empty string")
+    if sum(map(len, stops)) > MAX_STOP_CHARACTERS:
+        raise bad_value("stop", f"'stop' may have at most {MAX_STOP_CHARACTERS} characters in all")
+    return stops
+
+
+def fit_window(prompt_tokens: int, wanted: int | None, window: int, param: str, prompt_param: str) -> int:
+    """Tokens to generate at most: `wanted`, or what the window leaves.
+
+    Raises:
+        ApiError: 400: `wanted` is below 1, or prompt and answer do not fit.
+    """
+    if wanted is not None and wanted < 1:
+        raise bad_value(param, f"'{param}' must be at least 1")
+    if prompt_tokens >= window:
+        raise context_length(
+            f"the prompt has {prompt_tokens} tokens, but the context window is {window} tokens for prompt and "
+            f"answer together; use a shorter prompt",
+            prompt_param,
+        )
+    if wanted is not None and prompt_tokens + wanted > window:
+        raise context_length(
+            f"{prompt_tokens} prompt tokens and {wanted} tokens to generate are over the context window of "
+            f"{window} tokens; '{param}' may be at most {window - prompt_tokens} here",
+            param,
+        )
+    return window - prompt_tokens if wanted is None else wanted
+
+
+def _temperature(given: float | None) -> float:
+    value = 1.0 if given is None else given
+    if not 0 <= value <= MAX_TEMPERATURE:  # written so that NaN fails too
+        raise bad_value("temperature", f"'temperature' must be between 0 and {MAX_TEMPERATURE:g}")
+    return 0.0 if value < GREEDY_BELOW else value
+
+
+def _top_p(given: float | None) -> float:
+    value = 1.0 if given is None else given
+    if not 0 < value <= 1:
+        raise bad_value("top_p", "'top_p' must be above 0 and at most 1")
+    return max(value, 1e-6)  # a smaller one could round to 0 in the device's float32
+
+
+def _top_k(given: int | None, vocab_size: int) -> int:
+    if given is None or given in (-1, 0):
+        return 0
+    if given < 0:
+        raise bad_value("top_k", "'top_k' must be positive, or 0 or -1 to switch it off")
+    return 0 if given >= vocab_size else given
+
+
+def _seed(given: int | None) -> int | None:
+    """A signed 64-bit number; the device takes its two's complement."""
+    if given is None:
+        return None
+    if not -(1 << 63) <= given < 1 << 63:
+        raise bad_value("seed", "'seed' must fit into a signed 64-bit integer")
+    return given & _MASK
+
+
+def _stop_tokens(given: list[int], vocab_size: int) -> tuple[int, ...]:
+    unique = tuple(dict.fromkeys(given))
+    if len(unique) > arena.MAX_STOP_TOKENS:
+        raise bad_value("stop_token_ids", f"'stop_token_ids' may name at most {arena.MAX_STOP_TOKENS} tokens")
+    if not all(0 <= token < vocab_size for token in unique):
+        raise bad_value("stop_token_ids", f"'stop_token_ids' must be at least 0 and below {vocab_size}")
+    return unique

@@ -1,0 +1,34 @@
+"""What the operator chooses for a worker."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Handed from the supervisor to each worker. Times in seconds."""
+
+    queue_depth: int = 256
+    """Sequences of one worker that may wait for their first token."""
+    device_timeout: float = 10.0
+    """Silence of the device after which it counts as lost."""
+    keep_alive: float = 130.0
+    """Idle time after which a connection is closed; longer than the pools of usual proxies (90 s)."""
+    header_timeout: float = 20.0
+    """Time that a client has for the head of its first request."""
+    body_timeout: float = 60.0
+    """Time that a client has for a request's body."""
+    max_body_bytes: int = 8 << 20
+    access_log: bool = True
+    tls_cert: str = ""
+    tls_key: str = ""
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """The model that the session serves."""
+
+    name: str
+    architecture: str
+    parameters: int
+    loaded_unix_seconds: int
+    dtype: str

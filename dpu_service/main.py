@@ -1,0 +1,145 @@
+"""Command line of the front end: `blink-dpu`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpu_service import logs
+from dpu_service.config import WorkerConfig
+from dpu_service.supervisor import Listening, Supervisor, listen
+from dpu_service.tls import default_data_folder, self_signed, server_context
+
+MOST_WORKERS = 4
+OFF = "off"
+
+
+def default_workers(cores: int) -> int:
+    """One for each core, at most 4; one alone on small machines, where the soft GPU wants the rest."""
+    return 1 if cores <= 2 else min(cores, MOST_WORKERS)
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[host]:port`.
+
+    Raises:
+        typer.BadParameter: it is neither.
+    """
+    host, separator, port = text.rpartition(":")
+    if not separator or not host or not port.isdigit() or int(port) > 65535:
+        raise typer.BadParameter(f"{text!r} is not an address like 127.0.0.1:8443, and not 'off'")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def certificate(tls_cert: str, tls_key: str, folder: Path) -> tuple[str, str]:
+    """Files of the certificate and its key, checked.
+
+    Raises:
+        typer.BadParameter: only one is given, or they cannot be used.
+    """
+    if bool(tls_cert) != bool(tls_key):
+        raise typer.BadParameter("--tls-cert and --tls-key go together")
+    try:
+        files = (tls_cert, tls_key) if tls_cert else tuple(map(str, self_signed(folder)))
+        server_context(*files)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot use the TLS certificate: {error}") from error
+    return files[0], files[1]
+
+
+def bind(https: str, http: str) -> list[Listening]:
+    """The wanted listening sockets.
+
+    Raises:
+        typer.BadParameter: both are off, or an address cannot be bound.
+    """
+    wanted = [(address, tls) for address, tls in ((https, True), (http, False)) if address != OFF]
+    if not wanted:
+        raise typer.BadParameter("--https and --http are both off")
+    bound = []
+    for address, tls in wanted:
+        try:
+            bound.append(listen(*split_address(address), tls=tls))
+        except OSError as error:
+            raise typer.BadParameter(f"cannot listen on {address}: {error.strerror or error}") from error
+    return bound
+
+
+def announce(listening: list[Listening], ready_fd: int) -> None:
+    """Tells the starter, in one line, that requests are taken: `ready https://… http://…`."""
+    line = " ".join(["ready", *(one.url for one in listening)]) + "\n"
+    if ready_fd >= 0:
+        os.write(ready_fd, line.encode())
+        os.close(ready_fd)
+    else:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+
+
+def run(
+    runtime: Annotated[str, typer.Option(help="Control plane of the GPU runtime.")] = "127.0.0.1:50051",
+    https: Annotated[str, typer.Option(help="Address for HTTPS, or 'off'.")] = "127.0.0.1:8443",
+    http: Annotated[str, typer.Option(help="Address for plain HTTP, or 'off'.")] = "127.0.0.1:8000",
+    workers: Annotated[int, typer.Option(min=0, max=64, help="Worker processes; 0: by the number of cores.")] = 0,
+    tls_cert: Annotated[str, typer.Option(help="PEM certificate chain; default: a self-signed one.")] = "",
+    tls_key: Annotated[str, typer.Option(help="PEM key of --tls-cert.")] = "",
+    data_dir: Annotated[str, typer.Option(help="Where the self-signed certificate is kept.")] = "",
+    name: Annotated[str, typer.Option(help="Stable name towards the runtime; default: host and port.")] = "",
+    queue_depth: Annotated[
+        int, typer.Option(min=1, help="Sequences of a worker that may wait for their first token.")
+    ] = 256,
+    device_timeout: Annotated[float, typer.Option(min=1, help="Seconds of silence that mean a lost device.")] = 10.0,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds to finish running requests at the end.")] = 30.0,
+    keep_alive: Annotated[float, typer.Option(min=1, help="Seconds that an idle connection stays open.")] = 130.0,
+    header_timeout: Annotated[float, typer.Option(min=1, help="Seconds for the head of a request.")] = 20.0,
+    body_timeout: Annotated[float, typer.Option(min=1, help="Seconds for the body of a request.")] = 60.0,
+    max_body_bytes: Annotated[int, typer.Option(min=1024, help="Bytes of a request's body at most.")] = 8 << 20,
+    access_log: Annotated[bool, typer.Option(help="One JSON line for each request.")] = True,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    ready_fd: Annotated[int, typer.Option(help="Write the ready line there instead of standard output.")] = -1,
+) -> None:
+    """Runs the front end: HTTPS and HTTP on one side, the GPU's arena on the other."""
+    if log_level not in ("debug", "info", "warning", "error"):
+        raise typer.BadParameter("--log-level must be debug, info, warning or error")
+    os.environ["BLINK_LOG_LEVEL"] = log_level
+    logs.set_up("supervisor", log_level)
+    cert, key = "", ""
+    if https != OFF:
+        cert, key = certificate(tls_cert, tls_key, Path(data_dir) if data_dir else default_data_folder())
+    listening = bind(https, http)
+    config = WorkerConfig(
+        queue_depth=queue_depth,
+        device_timeout=device_timeout,
+        keep_alive=keep_alive,
+        header_timeout=header_timeout,
+        body_timeout=body_timeout,
+        max_body_bytes=max_body_bytes,
+        access_log=access_log,
+        tls_cert=cert,
+        tls_key=key,
+    )
+    count = workers or default_workers(os.cpu_count() or 1)
+    asyncio.run(_supervise(config, listening, count, runtime, name, grace, ready_fd))
+
+
+async def _supervise(
+    config: WorkerConfig, listening: list[Listening], workers: int, runtime: str, name: str, grace: float, fd: int
+) -> None:
+    def on_ready() -> None:
+        announce(listening, fd)
+
+    await Supervisor(config, listening, workers, runtime, name, grace, on_ready).run()
+
+
+def main() -> None:
+    """Console script."""
+    typer.run(run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Metrics of the front end. Names are a promise to dashboards: `blink_` first, base units, frozen in a test.
+
+Each worker counts in files of its own (prometheus-client's multiprocess mode, switched on by the supervisor through
+PROMETHEUS_MULTIPROC_DIR); whichever worker answers a scrape adds all of them up. What the device says of itself is
+read from its telemetry page at the time of the scrape.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import REGISTRY, Collector
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+_LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_GAPS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+
+HTTP_REQUESTS = Counter("blink_http_requests", "Answered HTTP requests", ["route", "status"])
+COMPLETIONS = Counter("blink_completions", "Completion requests by how they ended", ["endpoint", "outcome"])
+REQUEST_SECONDS = Histogram(
+    "blink_request_seconds", "Whole completion requests", ["endpoint"], buckets=(*_LATENCIES, 120, 300)
+)
+FIRST_TOKEN_SECONDS = Histogram(
+    "blink_time_to_first_token_seconds", "From a request's arrival to its first token", buckets=_LATENCIES
+)
+INTER_TOKEN_SECONDS = Histogram(
+    "blink_inter_token_seconds", "Between two tokens of a sequence, as the worker sees them", buckets=_GAPS
+)
+PROMPT_TOKENS = Counter("blink_prompt_tokens", "Prompt tokens of started requests")
+COMPLETION_TOKENS = Counter("blink_completion_tokens", "Tokens delivered to requests")
+SEQUENCES_IN_FLIGHT = Gauge("blink_sequences_in_flight", "Sequences that have not ended", multiprocess_mode="livesum")
+SEQUENCES_WAITING = Gauge("blink_sequences_waiting", "Sequences without a first token", multiprocess_mode="livesum")
+WORKER_READY = Gauge("blink_workers_ready", "Workers that take requests", multiprocess_mode="livesum")
+LEASES = Counter("blink_channel_leases", "Leases taken on channels of the arena")
+DEVICE_FAULTS = Counter("blink_device_faults", "Impossible records in token logs")
+UNKNOWN_RECORDS = Counter("blink_unknown_records", "Token records of sequences that the worker does not know")
+
+_DEVICE_GAUGES = {
+    "state": ("blink_device_state", "0 starting, 1 running, 2 draining, 3 stopped, 4 failed"),
+    "running": ("blink_device_sequences_running", "Sequences that hold KV blocks"),
+    "waiting": ("blink_device_sequences_waiting", "Sequences taken but not yet admitted"),
+    "blocks_total": ("blink_device_kv_blocks", "KV blocks in the pool"),
+    "blocks_used": ("blink_device_kv_blocks_used", "KV blocks that sequences hold"),
+    "step_tokens": ("blink_device_step_tokens", "Tokens of the step now running"),
+}
+_DEVICE_COUNTERS = {
+    "steps": ("blink_device_steps", "Steps that ran"),
+    "prompt_tokens": ("blink_device_prompt_tokens", "Prompt tokens computed"),
+    "generated_tokens": ("blink_device_generated_tokens", "Tokens generated"),
+    "rejected": ("blink_device_rejected", "Submissions refused"),
+    "protocol_errors": ("blink_device_protocol_errors", "Impossible cursors, leases and cancel targets"),
+    "log_stalls": ("blink_device_log_stalls", "Times a sequence waited for room in its token log"),
+}
+_FINISHES = ("stop", "length", "cancelled", "error")
+
+
+class DeviceCollector(Collector):
+    """The telemetry page as metrics.
+
+    Args:
+        telemetry: the page by field name, or None without a session.
+        up: whether the device takes submissions.
+        seconds_silent: since the last heartbeat.
+    """
+
+    def __init__(self, telemetry: dict[str, int] | None, up: bool, seconds_silent: float) -> None:
+        self._telemetry = telemetry
+        self._up = up
+        self._seconds_silent = seconds_silent
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus-client."""
+        yield GaugeMetricFamily("blink_device_up", "1 while the device takes submissions", float(self._up))
+        if self._telemetry is None:
+            return
+        yield GaugeMetricFamily("blink_device_heartbeat_age_seconds", "Since the last heartbeat", self._seconds_silent)
+        for name, (metric, about) in _DEVICE_GAUGES.items():
+            yield GaugeMetricFamily(metric, about, self._telemetry[name])
+        for name, (metric, about) in _DEVICE_COUNTERS.items():
+            yield CounterMetricFamily(metric, about, self._telemetry[name])
+        finished = CounterMetricFamily("blink_device_finished", "Sequences by how they ended", labels=["reason"])
+        for reason in _FINISHES:
+            finished.add_metric([reason], self._telemetry[f"finished_{reason}"])
+        yield finished
+
+
+def render(device: DeviceCollector) -> bytes:
+    """All metrics in Prometheus' text format."""
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    registry = CollectorRegistry()
+    if folder:
+        MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
+    page = CollectorRegistry()
+    page.register(device)
+    return generate_latest(registry if folder else REGISTRY) + generate_latest(page)

@@ -1,0 +1,61 @@
+"""What the handlers of one worker share."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from dpu_service.channel.geometry import Geometry
+from dpu_service.config import ModelInfo, WorkerConfig
+from dpu_service.sequences.pump import Pump
+from dpu_service.text.encoder import TextEncoder
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One model on one epoch of the device."""
+
+    model: ModelInfo
+    geometry: Geometry
+    encoder: TextEncoder
+    pump: Pump
+
+
+@dataclass
+class Service:
+    """State of a worker. `serving` is None until the runtime has a model."""
+
+    config: WorkerConfig
+    serving: Serving | None = None
+    draining: bool = False
+    active: int = 0
+    """Completion requests that are being answered."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while `active` is 0."""
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether new completions are taken."""
+        return not self.draining and self.serving is not None and self.serving.pump.ready
+
+    def why_not_ready(self) -> str:
+        """In words for people; empty when ready."""
+        if self.draining:
+            return "shutting down"
+        if self.serving is None:
+            return "waiting for the GPU runtime to have a model"
+        return "" if self.serving.pump.ready else self.serving.pump.describe()
+
+    def enter(self) -> None:
+        """A completion request begins."""
+        self.active += 1
+        self.idle.clear()
+
+    def leave(self) -> None:
+        """A completion request is answered."""
+        self.active -= 1
+        if self.active == 0:
+            self.idle.set()

@@ -1,0 +1,223 @@
+"""The supervisor: binds the sockets once, keeps the workers running, hands them sessions, and drains them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client import multiprocess
+
+from dpu_service.config import WorkerConfig
+from dpu_service.runtime_link import RuntimeLink
+from dpu_service.wire import Drain, ListenerSpec, Session, Start, encode, read_from_worker
+
+log = logging.getLogger(__name__)
+
+FIRST_BACKOFF = 0.2
+LONGEST_BACKOFF = 5.0
+SETTLED_SECONDS = 30.0
+"""A worker that lived this long is restarted without delay."""
+OVERTIME_SECONDS = 5.0
+"""What a worker may take beyond the grace time before it is killed."""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A bound socket and how to reach it."""
+
+    sock: socket.socket
+    tls: bool
+
+    @property
+    def url(self) -> str:
+        """With the actual port."""
+        host, port = self.sock.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        return f"{'https' if self.tls else 'http'}://{shown}:{port}"
+
+
+def listen(host: str, port: int, *, tls: bool) -> Listening:
+    """Binds an address.
+
+    Raises:
+        OSError: it is taken or not an address of this machine.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(address)
+    sock.listen(2048)
+    sock.set_inheritable(True)
+    return Listening(sock, tls)
+
+
+class WorkerSlot:
+    """One worker's place: the process in it is replaced when it dies."""
+
+    def __init__(self, index: int, start: Start, environment: dict[str, str], on_change: Callable[[], None]) -> None:
+        self.index = index
+        self.ready = False
+        self._start = start
+        self._environment = environment
+        self._on_change = on_change
+        self._session: Session | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._draining = False
+
+    async def keep(self) -> None:
+        """Runs workers one after the other until drained."""
+        backoff = FIRST_BACKOFF
+        while not self._draining:
+            began = time.monotonic()
+            code = await self._one_life()
+            if self._draining:
+                return
+            backoff = FIRST_BACKOFF if time.monotonic() - began > SETTLED_SECONDS else backoff
+            log.error("a worker died", extra={"fields": {"worker": self.index, "status": code, "again_in": backoff}})
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, LONGEST_BACKOFF)
+
+    def give_session(self, session: Session) -> None:
+        """For the present worker and those after it."""
+        self._session = session
+        if self._writer is not None:
+            self._writer.write(encode(session))
+
+    def drain(self, grace: float) -> None:
+        """Tells the worker to finish."""
+        self._draining = True
+        if self._writer is not None:
+            self._writer.write(encode(Drain(grace)))
+
+    def kill(self) -> None:
+        """Ends the worker at once."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def _one_life(self) -> int:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            descriptors = [spec.descriptor for spec in self._start.listeners]
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "dpu_service.worker", str(theirs.fileno())),
+                pass_fds=[theirs.fileno(), *descriptors],
+                env=self._environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._writer.write(encode(self._start))
+        if self._session is not None:
+            self._writer.write(encode(self._session))
+        if self._draining:
+            self._writer.write(encode(Drain(0)))
+        try:
+            await self._listen(reader)
+            return await self._process.wait()
+        finally:
+            self._writer.close()
+            self._writer = None
+            multiprocess.mark_process_dead(self._process.pid, self._environment["PROMETHEUS_MULTIPROC_DIR"])  # type: ignore[no-untyped-call]
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while status := await read_from_worker(reader):
+            self.ready = status.ready
+            if not status.ready:
+                log.info("worker not ready", extra={"fields": {"worker": self.index, "reason": status.reason}})
+            self._on_change()
+        self.ready = False
+
+
+class Supervisor:
+    """Everything that is not in the path of a request.
+
+    Args:
+        listening: the bound sockets.
+        workers: processes to run.
+        runtime: address of the runtime's control plane.
+        front_end: name in the session; empty: this host's and port's own.
+        grace: seconds that running requests get at the end.
+        on_ready: called once, when all workers are ready for the first time.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        listening: list[Listening],
+        workers: int,
+        runtime: str,
+        front_end: str,
+        grace: float,
+        on_ready: Callable[[], None],
+    ) -> None:
+        self._listening = listening
+        self._grace = grace
+        self._on_ready: Callable[[], None] | None = on_ready
+        self._metrics = tempfile.mkdtemp(prefix="blink-dpu-metrics-")
+        environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": self._metrics, "TOKENIZERS_PARALLELISM": "false"}
+        specs = [ListenerSpec(one.sock.fileno(), one.tls) for one in listening]
+        self._slots = [WorkerSlot(i, Start(config, specs), environment, self._changed) for i in range(workers)]
+        name = front_end or f"{socket.gethostname()}:{listening[0].sock.getsockname()[1]}"
+        self._link = RuntimeLink(runtime, name[:128], workers, self._give_sessions)
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT; the second signal ends the grace time."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        keepers = [asyncio.create_task(slot.keep()) for slot in self._slots]
+        link = asyncio.create_task(self._link.follow())
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([link, stop], return_when=asyncio.FIRST_COMPLETED)
+            if link.done():
+                link.result()
+            await self._drain(keepers)
+        finally:
+            stop.cancel()
+            link.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await link
+            for slot in self._slots:
+                slot.kill()
+            shutil.rmtree(self._metrics, ignore_errors=True)
+
+    async def _drain(self, keepers: list[asyncio.Task[None]]) -> None:
+        log.info("draining", extra={"fields": {"grace": self._grace}})
+        for one in self._listening:
+            one.sock.close()
+        for slot in self._slots:
+            slot.drain(self._grace)
+        _, late = await asyncio.wait(keepers, timeout=self._grace + OVERTIME_SECONDS)
+        for slot in self._slots:
+            slot.kill()
+        if late:
+            log.error("killed workers that did not end", extra={"fields": {"workers": len(late)}})
+            await asyncio.wait(late)
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            for slot in self._slots:
+                slot.kill()
+        self._stop.set()
+
+    async def _give_sessions(self, sessions: list[Session]) -> None:
+        for slot, session in zip(self._slots, sessions, strict=True):
+            slot.give_session(session)
+
+    def _changed(self) -> None:
+        if self._on_ready is not None and all(slot.ready for slot in self._slots):
+            on_ready, self._on_ready = self._on_ready, None
+            on_ready()

@@ -1,0 +1,91 @@
+"""Messages between the supervisor and its workers: MessagePack, each behind its length, over a socket pair.
+
+They never touch a disk or a command line, because the session in them is a secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+import msgspec
+
+from dpu_service.channel.geometry import Geometry
+from dpu_service.config import ModelInfo, WorkerConfig
+
+_LENGTH = struct.Struct(">I")
+MAX_MESSAGE_BYTES = 1 << 30
+
+
+class ListenerSpec(msgspec.Struct, frozen=True):
+    """An inherited listening socket."""
+
+    descriptor: int
+    tls: bool
+
+
+class Start(msgspec.Struct, tag="start", frozen=True):
+    """First message to a worker."""
+
+    config: WorkerConfig
+    listeners: list[ListenerSpec]
+
+
+class Session(msgspec.Struct, tag="session", frozen=True):
+    """A session with the runtime, and the channel that is this worker's."""
+
+    geometry: Geometry
+    channel: int
+    transport: str
+    transport_blob: bytes
+    model: ModelInfo
+    tokenizer_files: dict[str, bytes]
+
+    def __repr__(self) -> str:
+        return f"Session(epoch={self.geometry.epoch}, channel={self.channel}, redacted)"
+
+
+class Drain(msgspec.Struct, tag="drain", frozen=True):
+    """Finish what runs within `grace` seconds, then end."""
+
+    grace: float
+
+
+class Status(msgspec.Struct, tag="status", frozen=True):
+    """A worker's readiness, whenever it changes."""
+
+    ready: bool
+    reason: str
+
+
+ToWorker = Start | Session | Drain
+_to_worker = msgspec.msgpack.Decoder(ToWorker)
+_from_worker = msgspec.msgpack.Decoder(Status)
+
+
+def encode(message: ToWorker | Status) -> bytes:
+    """A message as it goes over the socket."""
+    payload = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+async def read_to_worker(reader: asyncio.StreamReader) -> ToWorker | None:
+    """The supervisor's next message; None when it is gone."""
+    payload = await _read(reader)
+    return None if payload is None else _to_worker.decode(payload)
+
+
+async def read_from_worker(reader: asyncio.StreamReader) -> Status | None:
+    """The worker's next message; None when it is gone."""
+    payload = await _read(reader)
+    return None if payload is None else _from_worker.decode(payload)
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes | None:
+    try:
+        (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        if size > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {size} bytes")
+        return await reader.readexactly(size)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None

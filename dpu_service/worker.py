@@ -1,0 +1,175 @@
+"""A worker process: one event loop, one channel of the arena, all listening sockets.
+
+Started by the supervisor as `python -m dpu_service.worker DESCRIPTOR`, the descriptor being its end of a socket pair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+
+from dpu_service import logs, metrics
+from dpu_service.api.app import App
+from dpu_service.channel.client import ChannelClient
+from dpu_service.channel.errors import ChannelError
+from dpu_service.sequences.errors import DeviceUnavailableError, DrainTimeoutError
+from dpu_service.sequences.pump import Pump
+from dpu_service.server import Listener
+from dpu_service.service import Service, Serving
+from dpu_service.text.bundle import BundleError, TextBundle
+from dpu_service.text.encoder import TextEncoder
+from dpu_service.text.template import ChatTemplateError
+from dpu_service.tls import server_context
+from dpu_service.transport.base import TransportError
+from dpu_service.transport.shm import ShmTransport
+from dpu_service.wire import Drain, Session, Start, Status, encode, read_to_worker
+
+log = logging.getLogger(__name__)
+
+SAMPLE_SECONDS = 0.5
+FAREWELL_SECONDS = 0.5
+"""After the grace time: for error events to reach clients and cancels to reach the device."""
+
+
+class Worker:
+    """Follows the supervisor's messages until told to drain."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, start: Start) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._service = Service(start.config)
+        app = App(self._service)
+        config = start.config
+        tls = server_context(config.tls_cert, config.tls_key) if config.tls_cert else None
+        self._listeners = [
+            Listener(app, config, socket.socket(fileno=spec.descriptor), tls if spec.tls else None)
+            for spec in start.listeners
+        ]
+        self._pumping: asyncio.Task[None] | None = None
+        self._told: Status | None = None
+
+    async def run(self) -> None:
+        """Serves until told to drain, or the supervisor is gone."""
+        for listener in self._listeners:
+            await listener.start()
+        sampling = asyncio.create_task(self._sample())
+        grace = 0.0
+        while message := await read_to_worker(self._reader):
+            if isinstance(message, Session):
+                await self._open(message)
+            elif isinstance(message, Drain):
+                grace = message.grace
+                break
+        await self._drain(grace)
+        sampling.cancel()
+
+    async def _open(self, session: Session) -> None:
+        """Replaces the session; running requests of the old one end with an error."""
+        self._leave(DeviceUnavailableError("the GPU runtime was restarted"))
+        try:
+            self._service.serving = await self._serving(session)
+        except (BundleError, ChannelError, ChatTemplateError, TransportError) as error:
+            log.error("cannot use the session", extra={"fields": {"reason": str(error)}})
+            return
+        finally:
+            self._tell()
+        self._pumping = asyncio.create_task(self._service.serving.pump.run())
+
+    async def _serving(self, session: Session) -> Serving:
+        geometry = session.geometry
+        if session.transport != "shm":
+            raise TransportError(f"this front end has no transport named {session.transport!r}")
+        bundle = await asyncio.to_thread(TextBundle, session.tokenizer_files)
+        encoder = TextEncoder(bundle, geometry.window)
+        geometry.check()
+        transport = ShmTransport(session.transport_blob, geometry.inbound_bytes, geometry.outbound_bytes)
+        client = ChannelClient(transport, geometry, session.channel)
+        config = self._service.config
+        pump = Pump(client, config.queue_depth, config.device_timeout, self._tell)
+        return Serving(session.model, geometry, encoder, pump)
+
+    def _leave(self, failure: DeviceUnavailableError) -> None:
+        serving, self._service.serving = self._service.serving, None
+        if serving is not None:
+            serving.pump.close(failure)
+            serving.encoder.close()
+
+    def _tell(self) -> None:
+        """Tells the supervisor when readiness has changed."""
+        status = Status(self._service.ready, self._service.why_not_ready())
+        if status != self._told:
+            self._told = status
+            self._writer.write(encode(status))
+        metrics.WORKER_READY.set(status.ready)
+
+    async def _drain(self, grace: float) -> None:
+        service = self._service
+        service.draining = True
+        for listener in self._listeners:
+            listener.stop_accepting()
+        self._tell()
+        if not await _within(grace, service.idle) and service.serving is not None:
+            log.warning("the grace time is over", extra={"fields": {"requests": service.active}})
+            service.serving.pump.fail_all(DrainTimeoutError("the server is shutting down"))
+            await _within(FAREWELL_SECONDS, service.idle)
+            await asyncio.sleep(FAREWELL_SECONDS / 10)
+        self._leave(DeviceUnavailableError("the server is shutting down"))
+        for listener in self._listeners:
+            listener.close()
+        await asyncio.sleep(0.05)  # lets the last bytes and TLS farewells out
+
+    async def _sample(self) -> None:
+        """Gauges and counters that nothing else touches when they change."""
+        seen = {"unknown": 0, "faults": 0, "leases": 0}
+        pump = None
+        while True:
+            serving = self._service.serving
+            if serving is not None:
+                if serving.pump is not pump:
+                    pump, seen = serving.pump, dict.fromkeys(seen, 0)
+                now = {"unknown": pump.client.unknown_records, "faults": pump.faults, "leases": pump.leases}
+                metrics.UNKNOWN_RECORDS.inc(now["unknown"] - seen["unknown"])
+                metrics.DEVICE_FAULTS.inc(now["faults"] - seen["faults"])
+                metrics.LEASES.inc(now["leases"] - seen["leases"])
+                seen = now
+            metrics.SEQUENCES_IN_FLIGHT.set(serving.pump.in_flight if serving else 0)
+            metrics.SEQUENCES_WAITING.set(serving.pump.waiting if serving else 0)
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+
+async def _within(seconds: float, event: asyncio.Event) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def work(descriptor: int) -> None:
+    """The whole life of a worker."""
+    pair = socket.socket(fileno=descriptor)
+    reader, writer = await asyncio.open_connection(sock=pair)
+    start = await read_to_worker(reader)
+    if isinstance(start, Start):
+        await Worker(reader, writer, start).run()
+
+
+def main() -> None:
+    """The supervisor alone decides when to stop, so signals of the terminal are ignored here."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logs.set_up(f"worker {os.getpid()}", os.environ.get("BLINK_LOG_LEVEL", "info"))
+    try:
+        import uvloop
+    except ImportError:  # not made for every platform
+        asyncio.run(work(int(sys.argv[1])))
+    else:
+        uvloop.run(work(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,425 @@
+"""A scripted device: plays the scheduler's side of the arena, in a thread, and the control plane beside it.
+
+It follows the arena's contract, not the scheduler's code, so that the front end can be tested without a model: what a
+sequence says, how fast, and how it ends is up to the test.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from blink_proto import arena, control_pb2
+from blink_proto.arena import DeviceState, ErrorCode, Finish, RecordKind
+from blink_proto.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+
+SHM = Path("/dev/shm")
+TURN_SECONDS = 0.0005
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What the front end asked for."""
+
+    channel: int
+    position: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    top_k: int
+    temperature: float
+    top_p: float
+    seed: int
+    flags: int
+    stop_tokens: tuple[int, ...]
+
+
+@dataclass
+class Script:
+    """What a sequence says.
+
+    Its last token carries `finish`; with `end_apart` an END record of its own does. Without a `finish` it then says
+    nothing more. `max_tokens` of the submission cuts it with LENGTH.
+    """
+
+    tokens: list[int]
+    finish: Finish = Finish.STOP
+    every: float = 0.0
+    delay: float = 0.0
+    end_apart: bool = False
+    error: ErrorCode = ErrorCode.NONE
+    reject: bool = False
+
+
+@dataclass
+class Playing:
+    """A sequence under way."""
+
+    submission: Submission
+    script: Script
+    due: float
+    said: int = 0
+
+
+@dataclass
+class Channel:
+    """The device's own view of a channel."""
+
+    lease: int = 0
+    live: bool = False
+    heartbeat: int = -1
+    heartbeat_at: float = 0.0
+    log_start: int = 0
+    log_next: int = 0
+    log_read: int = 0
+    submit_next: int = 0
+    cancel_next: int = 0
+    protocol_errors: int = 0
+    playing: dict[int, Playing] = field(default_factory=dict)
+
+
+class ReplayDevice:
+    """See the module. Attributes may be changed by the test at any time.
+
+    Attributes:
+        script: from a submission to what is said.
+        frozen: nothing happens any more, heartbeat included.
+        taking: whether submissions are taken.
+    """
+
+    def __init__(self, sizes: arena.Sizes, vocab_size: int, window: int, epoch: int = 1) -> None:
+        self.sizes, self.vocab_size, self.window, self.epoch = sizes, vocab_size, window, epoch
+        self.nonce = secrets.randbits(64)
+        self.script: Callable[[Submission], Script] = lambda submission: Script([0])
+        self.frozen = False
+        self.taking = True
+        self.state = DeviceState.RUNNING
+        self.lease_timeout = 5.0
+        self.submissions: list[Submission] = []
+        self.cancelled: list[tuple[int, int]] = []
+        self.finished = dict.fromkeys(Finish, 0)
+        self.channels = [Channel() for _ in range(sizes.channels)]
+        self._in, self._out = arena.InboundLayout(sizes), arena.OutboundLayout(sizes)
+        token = secrets.token_hex(8)
+        self.names = (f"blink-replay-{token}-in", f"blink-replay-{token}-out")
+        self.inbound = _create(self.names[0], self._in.total_bytes)
+        self.outbound = _create(self.names[1], self._out.total_bytes)
+        self._write_header()
+        self._telemetry = self._view(self.outbound, self._out.telemetry_offset, arena.Telemetry)
+        self._steps = self._beats = 0
+        self._generated = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @property
+    def playing(self) -> int:
+        """Sequences under way."""
+        return sum(len(channel.playing) for channel in self.channels)
+
+    def blob(self) -> bytes:
+        """The shm transport's blob."""
+        return json.dumps({"inbound": f"/{self.names[0]}", "outbound": f"/{self.names[1]}"}).encode()
+
+    def start(self) -> None:
+        """Begins to play."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread and removes the arena's names."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for name in self.names:
+            (SHM / name).unlink(missing_ok=True)
+
+    def turn(self) -> None:
+        """One step, for tests without the thread."""
+        if self.frozen:
+            return
+        now = time.monotonic()
+        for index, channel in enumerate(self.channels):
+            self._watch(index, channel, now)
+            if channel.live:
+                self._take_submissions(index, channel, now)
+                self._take_cancels(index, channel)
+                self._speak(index, channel, now)
+            self._write_words(index, channel)
+        self._write_telemetry()
+
+    def write_record(self, index: int, head: int, body: int) -> None:
+        """Any record at all at the next place of a channel's log; the words get their laps."""
+        channel = self.channels[index]
+        lap = 1 + channel.log_next // self.sizes.log_slots % 0xFFFF
+        offset = self._out.channel_offset(index) + self._out.channel_log_offset
+        record = self._view(self.outbound, offset + channel.log_next % self.sizes.log_slots * 16, arena.TokenRecord)
+        record["body"] = body | lap
+        record["head"] = head | lap
+        channel.log_next += 1
+
+    def _run(self) -> None:
+        while not self._stopped.wait(TURN_SECONDS):
+            self.turn()
+
+    def _watch(self, index: int, channel: Channel, now: float) -> None:
+        words = self._view(self.inbound, self._in.channel_offset(index), arena.ChannelIn)
+        lease, beat, read = (int(words[name]) for name in ("lease", "heartbeat", "log_read"))
+        if lease == channel.lease + 1:
+            channel.lease, channel.live = lease, True
+            channel.log_start = channel.log_read = channel.log_next
+            channel.playing.clear()
+            channel.heartbeat, channel.heartbeat_at = beat, now
+        elif lease == 0 and channel.live:
+            self._end_lease(channel)
+        if not channel.live:
+            return
+        if beat != channel.heartbeat:
+            channel.heartbeat, channel.heartbeat_at = beat, now
+        elif now - channel.heartbeat_at > self.lease_timeout:
+            self._end_lease(channel)
+        if channel.log_read <= read <= channel.log_next:
+            channel.log_read = read
+        elif read > channel.log_next:
+            channel.protocol_errors += 1
+
+    def _end_lease(self, channel: Channel) -> None:
+        channel.live = False
+        channel.playing.clear()
+
+    def _take_submissions(self, index: int, channel: Channel, now: float) -> None:
+        while self.taking and self.state is DeviceState.RUNNING:
+            slots = self.sizes.submit_slots
+            at = self._in.channel_offset(index) + self._in.channel_submit_offset
+            record = self._view(self.inbound, at + channel.submit_next % slots * 128, arena.SubmitRecord)
+            if int(record["commit"]) != self._commit(channel, channel.submit_next, slots):
+                return
+            submission = self._submission(index, channel.submit_next, record)
+            script = self.script(submission)
+            channel.playing[channel.submit_next] = Playing(submission, script, now + script.delay)
+            self.submissions.append(submission)
+            channel.submit_next += 1
+
+    def _submission(self, index: int, position: int, record: Any) -> Submission:
+        assert not record["reserved"].any()
+        start, count = int(record["prompt_offset"]), int(record["prompt_tokens"])
+        assert count >= 1
+        assert start + count <= self.sizes.heap_tokens
+        heap = self._in.channel_offset(index) + self._in.channel_heap_offset + 4 * start
+        prompt = tuple(np.frombuffer(self.inbound, "<u4", count, heap).tolist())
+        numbers = {name: int(record[name]) for name in ("max_tokens", "top_k", "seed", "flags")}
+        floats = {name: float(record[name]) for name in ("temperature", "top_p")}
+        stops = tuple(record["stop_tokens"][: int(record["stop_count"])].tolist())
+        return Submission(channel=index, position=position, prompt=prompt, stop_tokens=stops, **numbers, **floats)
+
+    def _take_cancels(self, index: int, channel: Channel) -> None:
+        slots = self.sizes.cancel_slots
+        at = self._in.channel_offset(index) + self._in.channel_cancel_offset
+        while True:
+            record = self._view(self.inbound, at + channel.cancel_next % slots * 16, arena.CancelRecord)
+            if int(record["commit"]) != self._commit(channel, channel.cancel_next, slots):
+                return
+            channel.cancel_next += 1
+            target = int(record["target"])
+            if target >= channel.submit_next:
+                channel.protocol_errors += 1
+                continue
+            self.cancelled.append((index, target))
+            if channel.playing.pop(target, None):
+                self._say(index, target, RecordKind.END, Finish.CANCELLED, 0)
+
+    def _speak(self, index: int, channel: Channel, now: float) -> None:
+        for position, playing in list(channel.playing.items()):
+            while now >= playing.due and channel.log_next - channel.log_read < self.sizes.log_slots:
+                if not self._next(index, position, playing):
+                    break
+                playing.due = playing.due + playing.script.every
+                if position not in channel.playing or playing.script.every:
+                    break
+
+    def _next(self, index: int, position: int, playing: Playing) -> bool:
+        script, wanted = playing.script, playing.submission.max_tokens
+        if script.reject:
+            self._over(index, position, RecordKind.REJECT, Finish.ERROR, 0, script.error)
+        elif playing.said < len(script.tokens):
+            token = script.tokens[playing.said]
+            playing.said += 1
+            last = playing.said == len(script.tokens) and not script.end_apart
+            finish = script.finish if last else Finish.NONE
+            if finish is Finish.NONE and playing.said == wanted:
+                finish = Finish.LENGTH
+            if finish is Finish.NONE:
+                self._say(index, position, RecordKind.TOKEN, finish, token)
+            else:
+                self._over(index, position, RecordKind.TOKEN, finish, token, ErrorCode.NONE)
+            self._generated += 1
+        elif script.end_apart and script.finish is not Finish.NONE:
+            self._over(index, position, RecordKind.END, script.finish, 0, script.error)
+        else:
+            return False
+        self._steps += 1
+        return True
+
+    def _over(
+        self, index: int, position: int, kind: RecordKind, finish: Finish, token: int, error: ErrorCode
+    ) -> None:
+        del self.channels[index].playing[position]
+        self._say(index, position, kind, finish, token, error)
+
+    def _say(
+        self, index: int, position: int, kind: int, finish: int, token: int, error: int = 0
+    ) -> None:
+        head = arena.pack_token_head(0, kind, finish, position)
+        self.write_record(index, head, arena.pack_token_body(0, error, token))
+        self.finished[Finish(finish)] += 1
+
+    def _commit(self, channel: Channel, position: int, slots: int) -> int:
+        return arena.pack_commit_word(1 + position // slots % 0xFFFFFFFF, channel.lease)
+
+    def _write_words(self, index: int, channel: Channel) -> None:
+        words = self._view(self.outbound, self._out.channel_offset(index), arena.ChannelOut)
+        words["log_start"] = channel.log_start
+        words["log_written"] = channel.log_next
+        words["submit_read"] = channel.submit_next
+        words["cancel_read"] = channel.cancel_next
+        words["protocol_errors"] = channel.protocol_errors
+        words["lease"] = channel.lease
+        words["live"] = int(channel.live)
+
+    def _write_telemetry(self) -> None:
+        page = self._telemetry
+        page["state"] = int(self.state)
+        page["steps"] = self._steps
+        page["running"] = self.playing
+        page["blocks_total"] = 100
+        page["blocks_used"] = self.playing
+        page["generated_tokens"] = self._generated
+        for finish in (Finish.STOP, Finish.LENGTH, Finish.CANCELLED, Finish.ERROR):
+            page[f"finished_{finish.name.lower()}"] = self.finished[finish]
+        self._beats += 1
+        page["heartbeat"] = self._beats
+
+    def _write_header(self) -> None:
+        header = self._view(self.outbound, self._out.header_offset, arena.ArenaHeader)
+        header["version"], header["byte_order"] = arena.VERSION, arena.BYTE_ORDER_MARK
+        header["layout_hash"], header["nonce"], header["epoch"] = arena.LAYOUT_HASH, self.nonce, self.epoch
+        for name in ("channels", "submit_slots", "cancel_slots", "log_slots", "heap_tokens"):
+            header[name] = getattr(self.sizes, name)
+        header["vocab_size"] = self.vocab_size
+        header["max_model_tokens"] = header["max_sequence_tokens"] = self.window
+        header["inbound_bytes"], header["outbound_bytes"] = self._in.total_bytes, self._out.total_bytes
+        header["magic"] = arena.MAGIC
+
+    @staticmethod
+    def _view(region: mmap.mmap, offset: int, kind: np.dtype[np.void]) -> Any:
+        return np.frombuffer(region, kind, 1, offset).reshape(())
+
+
+def _create(name: str, size: int) -> mmap.mmap:
+    descriptor = os.open(SHM / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.ftruncate(descriptor, size)
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+class ReplayControl(ControlServicer):  # type: ignore[misc]
+    """The part of the control plane that front ends use. Without a device it serves no model."""
+
+    def __init__(self, model: str, files: dict[str, bytes], device: ReplayDevice | None) -> None:
+        self.model, self.files = model, files
+        self.device = device
+        self.opened: list[control_pb2.OpenSessionRequest] = []
+        self._changed = threading.Condition()
+        self._closed = False
+        self._server: grpc.Server | None = None
+        self.port = 0
+
+    def start(self, port: int = 0) -> int:
+        """Listens on a loopback port; the port."""
+        self._server = grpc.server(ThreadPoolExecutor(4))
+        add_ControlServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self._server.start()
+        return self.port
+
+    def stop(self) -> None:
+        """Is gone, as after a crash."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        assert self._server is not None
+        self._server.stop(0).wait()
+
+    def put(self, device: ReplayDevice | None) -> None:
+        """Serves another device (a new epoch), or none."""
+        with self._changed:
+            self.device = device
+            self._changed.notify_all()
+
+    def WatchState(self, request: Any, context: Any) -> Iterator[control_pb2.State]:
+        """The present state, then every change."""
+        said: object = self
+        while not self._closed and context.is_active():
+            with self._changed:
+                if self.device is said:
+                    self._changed.wait(0.2)
+                    continue
+                said = self.device
+            if said is None:
+                yield control_pb2.State(phase=control_pb2.PHASE_IDLE)
+            else:
+                assert isinstance(said, ReplayDevice)
+                yield control_pb2.State(phase=control_pb2.PHASE_SERVING, epoch=said.epoch, model=self.model)
+
+    def OpenSession(self, request: Any, context: Any) -> control_pb2.OpenSessionResponse:
+        """Hands out the first channels."""
+        self.opened.append(request)
+        device = self.device
+        if device is None:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no model is loaded")
+        assert device is not None
+        if request.channels > device.sizes.channels:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no channel is free")
+        sizes = device.sizes
+        layout = control_pb2.ArenaLayout(
+            version=arena.VERSION,
+            layout_hash=arena.LAYOUT_HASH,
+            channels=sizes.channels,
+            submit_slots=sizes.submit_slots,
+            cancel_slots=sizes.cancel_slots,
+            log_slots=sizes.log_slots,
+            heap_tokens=sizes.heap_tokens,
+            inbound_bytes=arena.InboundLayout(sizes).total_bytes,
+            outbound_bytes=arena.OutboundLayout(sizes).total_bytes,
+        )
+        model = control_pb2.Model(
+            name=self.model,
+            architecture="replay",
+            vocab_size=device.vocab_size,
+            max_model_tokens=device.window,
+            max_sequence_tokens=device.window,
+        )
+        return control_pb2.OpenSessionResponse(
+            layout=layout,
+            nonce=device.nonce,
+            epoch=device.epoch,
+            channels=range(request.channels),
+            transport_blob=device.blob(),
+            model=model,
+        )
+
+    def FetchTokenizer(self, request: Any, context: Any) -> Iterator[control_pb2.FetchTokenizerChunk]:
+        """In small pieces, so that joining them is tested too."""
+        for name, content in self.files.items():
+            for at in range(0, len(content), 10_000):
+                yield control_pb2.FetchTokenizerChunk(file=name, content=content[at : at + 10_000])

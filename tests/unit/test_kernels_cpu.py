@@ -1,0 +1,173 @@
+"""The CPU kernels against plain torch, published vectors and probability theory."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gpu_runtime.kernels.attention import (
+    RopeTables,
+    Shape,
+    paged_attention,
+    reference_attention,
+    reference_rope,
+    rope_store,
+)
+from gpu_runtime.kernels.linear import linear, reference_linear
+from gpu_runtime.kernels.sampling import philox, reference_probabilities, sample, uniform
+from gpu_runtime.scheduler import layout
+
+BLOCK = 16
+
+
+def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(1, 576, 1536), (7, 33, 5), (64, 128, 1), (130, 50, 63)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_linear(rows: int, inner: int, columns: int, biased: bool) -> None:
+    inputs, weight = torch.randn(rows, inner), torch.randn(columns, inner)
+    bias = torch.randn(columns) if biased else None
+    assert relative(linear(inputs, weight, bias), reference_linear(inputs, weight, bias)) < 1e-6
+
+
+def test_linear_rows_do_not_depend_on_each_other() -> None:
+    inputs, weight = torch.randn(70, 100), torch.randn(90, 100)
+    whole = linear(inputs, weight)
+    for rows in (1, 2, 3, 4, 5, 9, 64):
+        assert torch.equal(linear(inputs[:rows].contiguous(), weight), whole[:rows])
+
+
+def attention_case(heads: int, kv_heads: int, dim: int):
+    """Three sequences: a decode far in, a chunk in the middle of a prompt, a whole short prompt; padding behind."""
+    shape = Shape(heads, kv_heads, dim, BLOCK, 8)
+    works = np.zeros(3, layout.Work)
+    for work, (slot, begin, count, context) in zip(
+        works, [(2, 0, 1, 100), (0, 1, 20, 50), (1, 21, 3, 3)], strict=True
+    ):
+        work["slot"], work["query_start"], work["query_tokens"], work["context_tokens"] = slot, begin, count, context
+    table = np.random.default_rng(0).permutation(24).astype(np.int32).reshape(3, 8)
+    caches = [torch.randn(24 * BLOCK, kv_heads, dim) for _ in range(2)]
+    return shape, works, table, torch.randn(26, heads * dim), *caches
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (8, 8, 80), (16, 1, 96), (4, 2, 128), (24, 2, 256)])
+def test_paged_attention(heads: int, kv_heads: int, dim: int) -> None:
+    torch.manual_seed(dim)
+    shape, works, table, queries, keys, values = attention_case(heads, kv_heads, dim)
+    out = paged_attention(queries, keys, values, works, table, shape)
+    expected = reference_attention(queries, keys, values, works, table, shape)
+    assert relative(out[:24], expected[:24].double()) < 1e-6
+    assert not out[24:].any()
+
+
+def test_attention_of_extreme_scores() -> None:
+    """Scores of ±1000 neither overflow nor give NaN: the softmax is the arg-max's value."""
+    shape = Shape(1, 1, 8, BLOCK, 1)
+    works = np.zeros(1, layout.Work)
+    works["query_tokens"], works["context_tokens"] = 1, 4
+    keys, values = torch.zeros(BLOCK, 1, 8), torch.arange(BLOCK * 8.0).view(BLOCK, 1, 8)
+    keys[:4, 0, 0] = torch.tensor([-1000.0, 1000.0, 0.0, 500.0])
+    queries = torch.zeros(1, 8)
+    queries[0, 0] = 100.0
+    out = paged_attention(queries, keys, values, works, np.zeros((1, 1), np.int32), shape)
+    assert torch.equal(out[0], values[1, 0])
+
+
+def test_rope_and_store() -> None:
+    torch.manual_seed(3)
+    shape = Shape(6, 2, 16, BLOCK, 1)
+    angles = torch.rand(40, 8) * 6
+    tables = RopeTables(angles.cos(), angles.sin())
+    queries, keys, values = torch.randn(5, 96), torch.randn(5, 32), torch.randn(5, 32)
+    positions, slots = np.array([0, 7, 39, 2, 2], np.int32), np.array([16, 3, 30, 9, 0], np.int32)
+    caches = [torch.full((32, 2, 16), torch.nan) for _ in range(2)]
+    rotated = [
+        reference_rope(t.view(5, -1, 16), torch.from_numpy(positions).long(), tables) for t in (queries, keys)
+    ]
+    rope_store(queries, keys, values, positions, slots, shape, tables, *caches)
+    assert torch.allclose(queries.view(5, 6, 16), rotated[0], atol=1e-5)
+    assert torch.allclose(caches[0][slots], rotated[1], atol=1e-5)
+    assert torch.equal(caches[1][slots], values.view(5, 2, 16))
+    assert caches[0].isnan().any(dim=2).sum() == 2 * (32 - 5)
+
+
+# Known answers of Philox4x32-10 from the Random123 distribution (kat_vectors).
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ],
+)
+def test_philox_known_answers(counter: tuple, key: tuple, expected: tuple) -> None:
+    assert philox(counter, key) == expected
+
+
+def test_uniform_is_the_top_53_bits() -> None:
+    word0, word1, *_ = philox((7, 0, 0, 0), (0x89ABCDEF, 0x01234567))
+    assert uniform(0x0123456789ABCDEF, 7) == ((word0 << 32 | word1) >> 11) / 2**53
+
+
+def rows_of(count: int, **fields) -> np.ndarray:
+    rows = np.zeros(count, layout.SampleRow)
+    rows["top_p"] = 1.0
+    for name, value in fields.items():
+        rows[name] = value
+    return rows
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-4])
+def test_greedy(temperature: float) -> None:
+    logits = torch.tensor([[0.0, 3.0, 3.0, -1.0], [float("nan"), float("-inf"), -5.0, float("nan")]])
+    assert sample(logits, rows_of(2, temperature=temperature)).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers(temperature: float) -> None:
+    nan, inf = float("nan"), float("inf")
+    logits = torch.tensor([[nan] * 9, [-inf] * 9, [0.0] * 8 + [inf]])
+    assert sample(logits, rows_of(3, temperature=temperature)).tolist() == [-1, -1, 8]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [(1.0, 0, 1.0), (0.5, 0, 1.0), (2.0, 0, 1.0), (1.0, 5, 1.0), (1.0, 0, 0.7), (1.3, 20, 0.5), (100.0, 0, 1.0)],
+)
+def test_distribution(temperature: float, top_k: int, top_p: float) -> None:
+    """Chi-square of 20,000 draws against the reference's probabilities, and nothing outside its support."""
+    torch.manual_seed(1)
+    logits = torch.randn(40) * 3
+    draws = 20000
+    rows = rows_of(draws, temperature=temperature, top_k=top_k, top_p=top_p, seed=42)
+    rows["position"] = np.arange(draws)
+    counts = np.bincount(sample(logits.expand(draws, -1).contiguous(), rows), minlength=40)
+    expected = reference_probabilities(logits, temperature, top_k, top_p).numpy() * draws
+    assert counts[expected == 0].sum() == 0
+    large = expected >= 5
+    rest = expected[~large].sum()
+    chi = ((counts - expected) ** 2)[large] / expected[large]
+    chi = chi.sum() + ((counts[~large].sum() - rest) ** 2 / rest if rest > 0 else 0)
+    freedom = max(1, large.sum() - (rest == 0))
+    assert chi < freedom + 5 * math.sqrt(2 * freedom)
+
+
+def test_draw_depends_on_seed_and_position_alone() -> None:
+    logits = torch.randn(1, 500)
+    row = rows_of(1, temperature=1.0, seed=9, position=77)
+    alone = sample(logits, row)[0]
+    rows = rows_of(64, temperature=0.7, top_k=40, seed=np.arange(64))
+    rows[13] = row[0]
+    crowd = torch.randn(64, 500)
+    crowd[13] = logits[0]
+    assert sample(crowd, rows)[13] == alone
+    others = {int(sample(logits, rows_of(1, temperature=1.0, seed=seed, position=77))[0]) for seed in range(50)}
+    assert len(others) > 10

@@ -56,7 +56,7 @@ def ids(text: str) -> list[int]:
 
 def byte_ids(data: bytes) -> list[int]:
     """One token for each byte."""
-    from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode  # type: ignore[import-untyped]
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     table = bytes_to_unicode()
     return [tokenizer().token_to_id(table[byte]) for byte in data]

@@ -58,7 +58,7 @@ class TextBundle:
         """A fresh detokenizer for one sequence."""
         if self._tables is not None:
             return ByteDetokenizer(self._tables[skip_special])
-        return WindowDetokenizer(self.tokenizer, skip_special)
+        return WindowDetokenizer(self.tokenizer, frozenset(self.control_tokens.values() if skip_special else ()))
 
     def _byte_tables(self) -> dict[bool, list[bytes]] | None:
         decoder = msgspec.json.decode(self._source).get("decoder") or {}

@@ -49,18 +49,18 @@ class WindowDetokenizer:
     """For any other tokenizer: decodes a window of recent tokens and takes the difference.
 
     Args:
-        skip_special: whether control tokens are left out.
+        silent: ids of control tokens, where they are left out.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, silent: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
+        self._silent = silent
         self._shown: list[list[int]] = []
         self._pending: list[int] = []
 
     def feed(self, tokens: list[int]) -> str:
         """See `Detokenizer`."""
-        return "".join([self._step(token) for token in tokens])
+        return "".join([self._step(token) for token in tokens if token not in self._silent])
 
     def flush(self) -> str:
         """See `Detokenizer`."""
@@ -75,11 +75,10 @@ class WindowDetokenizer:
     def _show(self) -> str:
         context = [token for group in self._shown for token in group]
         text = self._decode(context + self._pending)[len(self._decode(context)) :]
-        if text:  # a silent token must not push visible ones out of the context: word spaces depend on them
-            self._shown = [*self._shown, self._pending][-_CONTEXT:]
+        self._shown = [*self._shown, self._pending][-_CONTEXT:]
         self._pending = []
         return text
 
     def _decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special)
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False)
         return text

@@ -6,6 +6,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
 #define BLINK_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define BLINK_X86_V4 __attribute__((target("arch=x86-64-v4")))
 #else
 #define BLINK_CLONES
 #endif

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import rms_norm, silu
 
 from gpu_runtime.kernels.attention import RopeTables, Shape, paged_attention, rope_store
-from gpu_runtime.kernels.linear import linear
+from gpu_runtime.kernels.linear import Linear, Norm, project, project_gated, project_onto, rms_norm
 from gpu_runtime.model.config import ModelConfig
 from gpu_runtime.model.rope import rope_tables
 from gpu_runtime.model.step import StepInputs
-from gpu_runtime.model.weights import Linear, Weights
+from gpu_runtime.model.weights import Weights
 
 
 class KVCache:
@@ -27,14 +26,12 @@ class KVCache:
 
 @dataclass(frozen=True)
 class _Layer:
-    input_norm: torch.Tensor
-    query: Linear
-    key: Linear
-    value: Linear
+    input_norm: Norm
+    query_key_value: tuple[Linear, Linear, Linear]
+    query_norm: Norm | None
+    key_norm: Norm | None
     output: Linear
-    query_norm: torch.Tensor | None
-    key_norm: torch.Tensor | None
-    mlp_norm: torch.Tensor
+    mlp_norm: Norm
     gate: Linear
     up: Linear
     down: Linear
@@ -43,15 +40,14 @@ class _Layer:
 def _layer(weights: Weights, config: ModelConfig, index: int) -> _Layer:
     prefix = f"model.layers.{index}"
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    query, key, value = (weights.linear(f"{attention}.{part}_proj") for part in "qkv")
     return _Layer(
-        input_norm=weights[f"{prefix}.input_layernorm.weight"],
-        query=weights.linear(f"{attention}.q_proj"),
-        key=weights.linear(f"{attention}.k_proj"),
-        value=weights.linear(f"{attention}.v_proj"),
+        input_norm=weights.norm(f"{prefix}.input_layernorm"),
+        query_key_value=(query, key, value),
+        query_norm=weights.norm(f"{attention}.q_norm") if config.qk_norm else None,
+        key_norm=weights.norm(f"{attention}.k_norm") if config.qk_norm else None,
         output=weights.linear(f"{attention}.o_proj"),
-        query_norm=weights[f"{attention}.q_norm.weight"] if config.qk_norm else None,
-        key_norm=weights[f"{attention}.k_norm.weight"] if config.qk_norm else None,
-        mlp_norm=weights[f"{prefix}.post_attention_layernorm.weight"],
+        mlp_norm=weights.norm(f"{prefix}.post_attention_layernorm"),
         gate=weights.linear(f"{mlp}.gate_proj"),
         up=weights.linear(f"{mlp}.up_proj"),
         down=weights.linear(f"{mlp}.down_proj"),
@@ -71,9 +67,8 @@ class LlamaModel:
         self._tables: RopeTables = rope_tables(config, window)
         self._embedding = weights["model.embed_tokens.weight"]
         self._layers = [_layer(weights, config, index) for index in range(config.num_hidden_layers)]
-        self._norm = weights["model.norm.weight"]
-        tied = config.tie_word_embeddings
-        self._head = weights["model.embed_tokens.weight" if tied else "lm_head.weight"]
+        self._norm = weights.norm("model.norm")
+        self._head = weights.linear("model.embed_tokens" if config.tie_word_embeddings else "lm_head")
 
     @torch.inference_mode()
     def forward(self, step: StepInputs) -> torch.Tensor:
@@ -88,33 +83,27 @@ class LlamaModel:
         )
         hidden = self._embedding[torch.from_numpy(step.token_ids)]
         for index, layer in enumerate(self._layers):
-            hidden += self._attention(index, layer, hidden, step, shape)
-            hidden += self._mlp(layer, hidden)
+            attended = self._attention(index, layer, hidden, step, shape)
+            project_onto(hidden, attended, layer.output)
+            gated = project_gated(hidden, layer.gate, layer.up, layer.mlp_norm)
+            project_onto(hidden, gated, layer.down)
         return self._logits(hidden, step)
 
     def _attention(
         self, index: int, layer: _Layer, hidden: torch.Tensor, step: StepInputs, shape: Shape
     ) -> torch.Tensor:
-        normed = self._normed(hidden, layer.input_norm)
-        query, key, value = layer.query(normed), layer.key(normed), layer.value(normed)
+        query, key, value = project(hidden, layer.query_key_value, layer.input_norm)
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = self._head_normed(query, layer.query_norm), self._head_normed(key, layer.key_norm)
         keys, values = self._cache.keys[index], self._cache.values[index]
         rope_store(query, key, value, step.positions, step.kv_slots, shape, self._tables, keys, values)
-        return layer.output(paged_attention(query, keys, values, step.works, step.block_table, shape))
-
-    def _mlp(self, layer: _Layer, hidden: torch.Tensor) -> torch.Tensor:
-        normed = self._normed(hidden, layer.mlp_norm)
-        return layer.down(silu(layer.gate(normed), inplace=True).mul_(layer.up(normed)))
+        return paged_attention(query, keys, values, step.works, step.block_table, shape)
 
     def _logits(self, hidden: torch.Tensor, step: StepInputs) -> torch.Tensor:
         """Only sampled rows go through the head."""
         wanted = torch.from_numpy(step.sampled_tokens.astype("int64"))
-        return linear(self._normed(hidden[wanted], self._norm), self._head)
+        (logits,) = project(hidden[wanted], [self._head], self._norm)
+        return logits
 
-    def _normed(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(hidden, weight.shape, weight, self.config.rms_norm_eps)
-
-    def _head_normed(self, heads: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        shaped = heads.view(heads.shape[0], -1, self.config.head_dim)
-        return self._normed(shaped, weight).view(heads.shape)
+    def _head_normed(self, heads: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return rms_norm(heads.view(heads.shape[0], -1, self.config.head_dim), norm).view(heads.shape)

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from safetensors import safe_open
 
-from gpu_runtime.kernels.linear import linear
+from gpu_runtime.kernels.linear import Linear, Norm
 from gpu_runtime.model.source import ModelFolder
 
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class Linear:
-    """A matrix [out, in] and an optional bias [out]."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """[tokens, in] → [tokens, out]."""
-        return linear(inputs, self.weight, self.bias)
-
-
 class Weights:
-    """Tensors by their Hugging Face names."""
+    """Tensors by their Hugging Face names.
+
+    Matrices are not fused into larger ones: that would copy what is mapped, and the kernels take several at a time.
+    """
 
     def __init__(self, folder: ModelFolder, progress: Progress) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
+        self._epsilon = folder.config.rms_norm_eps
         files = folder.tensors.file_of
         for path in sorted(set(files.values())):
             # CPU tensors of safe_open are views of the mapped file: no copy for float32.
@@ -45,3 +36,7 @@ class Weights:
     def linear(self, name: str) -> Linear:
         """A matrix and, where the model has one, its bias."""
         return Linear(self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias"))
+
+    def norm(self, name: str) -> Norm:
+        """A root-mean-square norm."""
+        return Norm(self._tensors[f"{name}.weight"], self._epsilon)

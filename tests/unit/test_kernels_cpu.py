@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from gpu_runtime.kernels.attention import (
     RopeTables,
     Shape,
@@ -15,7 +16,17 @@ from gpu_runtime.kernels.attention import (
     reference_rope,
     rope_store,
 )
-from gpu_runtime.kernels.linear import linear, reference_linear
+from gpu_runtime.kernels.linear import (
+    Linear,
+    Norm,
+    project,
+    project_gated,
+    project_onto,
+    reference_gated,
+    reference_linear,
+    reference_rms_norm,
+    rms_norm,
+)
 from gpu_runtime.kernels.sampling import philox, reference_probabilities, sample, uniform
 from gpu_runtime.scheduler import layout
 
@@ -26,28 +37,70 @@ def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize(("rows", "inner", "columns"), [(1, 576, 1536), (7, 33, 5), (64, 128, 1), (130, 50, 63)])
+def random_linear(columns: int, inner: int, biased: bool = False) -> Linear:
+    return Linear(torch.randn(columns, inner), torch.randn(columns) if biased else None)
+
+
+SHAPES = [(1, 576, 1536), (7, 33, 5), (64, 128, 1), (130, 50, 63), (3, 7, 130)]
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), SHAPES)
 @pytest.mark.parametrize("biased", [False, True])
-def test_linear(rows: int, inner: int, columns: int, biased: bool) -> None:
-    inputs, weight = torch.randn(rows, inner), torch.randn(columns, inner)
-    bias = torch.randn(columns) if biased else None
-    assert relative(linear(inputs, weight, bias), reference_linear(inputs, weight, bias)) < 1e-6
+def test_project(rows: int, inner: int, columns: int, biased: bool) -> None:
+    """Several matrices of different sizes in one call, with and without a norm before them."""
+    inputs, norm = torch.randn(rows, inner), Norm(torch.rand(inner) + 0.5, 1e-5)
+    linears = [random_linear(size, inner, biased) for size in (columns, columns + 70, 3)]
+    for out, linear in zip(project(inputs, linears), linears, strict=True):
+        assert relative(out, reference_linear(inputs, linear)) < 1e-6
+    normed = reference_rms_norm(inputs, norm)
+    for out, linear in zip(project(inputs, linears, norm), linears, strict=True):
+        assert relative(out, reference_linear(normed, linear)) < 1e-6
 
 
-def test_linear_rows_do_not_depend_on_each_other() -> None:
-    inputs, weight = torch.randn(70, 100), torch.randn(90, 100)
-    whole = linear(inputs, weight)
-    for rows in (1, 2, 3, 4, 5, 9, 64):
-        assert torch.equal(linear(inputs[:rows].contiguous(), weight), whole[:rows])
+@pytest.mark.parametrize(("rows", "inner", "columns"), SHAPES)
+def test_project_onto(rows: int, inner: int, columns: int) -> None:
+    inputs, linear, residual = torch.randn(rows, inner), random_linear(columns, inner, True), torch.randn(rows, columns)
+    expected = residual.double() + reference_linear(inputs, linear)
+    project_onto(residual, inputs, linear)
+    assert relative(residual, expected) < 1e-6
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), SHAPES)
+def test_project_gated(rows: int, inner: int, columns: int) -> None:
+    inputs, norm = torch.randn(rows, inner) * 50, Norm(torch.rand(inner) * 2, 1e-6)
+    gate, up = random_linear(columns, inner), random_linear(columns, inner)
+    assert relative(project_gated(inputs, gate, up, norm), reference_gated(inputs, gate, up, norm)) < 2e-6
+
+
+def test_gate_of_extreme_inputs() -> None:
+    """silu of ±1e30 is 0 or the input itself, never NaN."""
+    gate, up = Linear(torch.tensor([[1e30], [-1e30], [0.0]])), Linear(torch.ones(3, 1))
+    out = project_gated(torch.ones(1, 1), gate, up, Norm(torch.ones(1), 0.0))
+    assert torch.equal(out, torch.tensor([[1e30, 0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("size", [8, 24, 64, 576, 33])
+def test_rms_norm(size: int) -> None:
+    inputs, norm = torch.randn(5, 3, size) * 10, Norm(torch.randn(size), 1e-5)
+    assert relative(rms_norm(inputs, norm), reference_rms_norm(inputs, norm)) < 1e-6
+
+
+@pytest.mark.parametrize("inner", [100, 103, 576])
+def test_rows_do_not_depend_on_each_other(inner: int) -> None:
+    inputs, norm = torch.randn(70, inner), Norm(torch.rand(inner), 1e-5)
+    linear, other = random_linear(91, inner, True), random_linear(91, inner)
+    whole, gated = project(inputs, [linear], norm)[0], project_gated(inputs, linear, other, norm)
+    for begin, end in ((0, 1), (0, 2), (0, 3), (0, 4), (5, 10), (1, 10), (6, 70)):
+        rows = inputs[begin:end].contiguous()
+        assert torch.equal(project(rows, [other, linear], norm)[1], whole[begin:end])
+        assert torch.equal(project_gated(rows, linear, other, norm), gated[begin:end])
 
 
 def attention_case(heads: int, kv_heads: int, dim: int):
     """Three sequences: a decode far in, a chunk in the middle of a prompt, a whole short prompt; padding behind."""
     shape = Shape(heads, kv_heads, dim, BLOCK, 8)
     works = np.zeros(3, layout.Work)
-    for work, (slot, begin, count, context) in zip(
-        works, [(2, 0, 1, 100), (0, 1, 20, 50), (1, 21, 3, 3)], strict=True
-    ):
+    for work, (slot, begin, count, context) in zip(works, [(2, 0, 1, 100), (0, 1, 20, 50), (1, 21, 3, 3)], strict=True):
         work["slot"], work["query_start"], work["query_tokens"], work["context_tokens"] = slot, begin, count, context
     table = np.random.default_rng(0).permutation(24).astype(np.int32).reshape(3, 8)
     caches = [torch.randn(24 * BLOCK, kv_heads, dim) for _ in range(2)]
@@ -85,9 +138,7 @@ def test_rope_and_store() -> None:
     queries, keys, values = torch.randn(5, 96), torch.randn(5, 32), torch.randn(5, 32)
     positions, slots = np.array([0, 7, 39, 2, 2], np.int32), np.array([16, 3, 30, 9, 0], np.int32)
     caches = [torch.full((32, 2, 16), torch.nan) for _ in range(2)]
-    rotated = [
-        reference_rope(t.view(5, -1, 16), torch.from_numpy(positions).long(), tables) for t in (queries, keys)
-    ]
+    rotated = [reference_rope(t.view(5, -1, 16), torch.from_numpy(positions).long(), tables) for t in (queries, keys)]
     rope_store(queries, keys, values, positions, slots, shape, tables, *caches)
     assert torch.allclose(queries.view(5, 6, 16), rotated[0], atol=1e-5)
     assert torch.allclose(caches[0][slots], rotated[1], atol=1e-5)

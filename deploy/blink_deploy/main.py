@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import signal
-from types import FrameType
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from blink_deploy.client import ControlClient
-from blink_deploy.programs import Program, StartError, wait_first_end, wait_ready
+from blink_deploy.programs import Program, StartError, StopSignals, stop_all, wait_first_end, wait_ready
 from blink_deploy.usage import usage_text
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 START_SECONDS = 600.0
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 console = Console(stderr=True)
-
-
-class Interrupted(Exception):
-    """SIGINT or SIGTERM."""
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise Interrupted
 
 
 @app.callback()
@@ -51,60 +41,46 @@ def up(
     control = f"127.0.0.1:{grpc_port}"
     gpu = ["--device", device, "--listen", control, "--model", model, "--name", name]
     gpu += ["--kv-tokens", str(kv_tokens), "--grace", str(grace)]
-    dpu = [
-        "--runtime",
-        control,
-        "--host",
-        host,
-        "--https-port",
-        str(https_port),
-        "--http-port",
-        str(http_port),
-    ]
-    dpu += ["--workers", str(workers), "--grace", str(grace)]
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+    dpu = ["--runtime", control, "--workers", str(workers), "--grace", str(grace)]
+    dpu += ["--https", _address(host, https_port), "--http", _address(host, http_port)]
     raise SystemExit(_run(gpu, dpu, control, _urls(host, https_port, http_port), grace))
 
 
-def _urls(host: str, https_port: int, http_port: int) -> tuple[str, str]:
+def _address(host: str, port: int) -> str:
+    """`host:port`, or `off` for port 0."""
     shown = f"[{host}]" if ":" in host else host
-    return (
-        f"https://{shown}:{https_port}" if https_port else "",
-        f"http://{shown}:{http_port}" if http_port else "",
-    )
+    return f"{shown}:{port}" if port else "off"
+
+
+def _urls(host: str, https_port: int, http_port: int) -> tuple[str, str]:
+    """Base URLs, empty for a port that is off."""
+    https, http = _address(host, https_port), _address(host, http_port)
+    return f"https://{https}" if https_port else "", f"http://{http}" if http_port else ""
 
 
 def _run(gpu: list[str], dpu: list[str], control: str, urls: tuple[str, str], grace: float) -> int:
+    signals = StopSignals()
     programs: list[Program] = []
     try:
         programs.append(Program.start("blink-gpu", "gpu_runtime.main", gpu))
         programs.append(Program.start("blink-dpu", "dpu_service.main", dpu))
-        wait_ready(programs, START_SECONDS)
-        with ControlClient(control) as client:
-            served = client.list_models()[0].name
-        print(usage_text(served, *urls, control), flush=True)
-        ended = wait_first_end(programs)
-        console.print(f"[red]{ended.name} ended with status {ended.process.returncode}; stopping")
-        return 1
+        if wait_ready(programs, signals, START_SECONDS):
+            with ControlClient(control) as client:
+                served = client.list_models()[0].name
+            print(usage_text(served, *urls, control), flush=True)
+        ended = wait_first_end(programs, signals)
     except StartError as error:
         console.print(f"[red]{error}")
         return 1
-    except Interrupted:
-        console.print("stopping: running requests may finish; once more to stop at once")
-        return 0
     finally:
-        _stop(programs, grace)
-
-
-def _stop(programs: list[Program], grace: float) -> None:
-    """Front end first, so that running requests finish; a second signal cuts the wait short."""
-    try:
-        for program in reversed(programs):
-            program.stop(grace + 5)
-    except Interrupted:
-        for program in reversed(programs):
-            program.stop(0)
+        if signals.count:
+            console.print("stopping: running requests may finish; once more to stop at once")
+        # Front end first, so that running requests finish.
+        stop_all(programs[::-1], signals, grace + 5)
+    if ended is None:
+        return 0
+    console.print(f"[red]{ended.name} ended with status {ended.process.returncode}; stopped")
+    return 1
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from types import FrameType
 
 
 class StartError(RuntimeError):
@@ -49,40 +50,68 @@ class Program:
             raise StartError(f"{self.name} ended with status {self.process.wait()} before it was ready")
         return self.said.endswith(b"\n")
 
-    def stop(self, seconds: float) -> int:
-        """SIGTERM, then SIGKILL when the time is over; the exit status."""
-        if self.process.poll() is None:
+    def ended(self) -> bool:
+        """The process is gone."""
+        return self.process.poll() is not None
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM."""
+        if not self.ended():
             self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            return self.process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL for it and its children."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
-def wait_ready(programs: list[Program], seconds: float) -> None:
-    """Waits until all are ready.
+class StopSignals:
+    """Counts SIGINT and SIGTERM from now on: one asks to stop, a second one to stop at once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._received)
+
+    def _received(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+
+def wait_ready(programs: list[Program], signals: StopSignals, seconds: float) -> bool:
+    """Waits until all are ready; False when a signal came first.
 
     Raises:
         StartError: one ended, or the time is over.
     """
     deadline = time.monotonic() + seconds
     waiting = list(programs)
-    while waiting:
+    while waiting and not signals.count:
         if time.monotonic() > deadline:
             names = ", ".join(program.name for program in waiting)
             raise StartError(f"not ready after {seconds:.0f} s: {names}")
         waiting = [program for program in waiting if not program.poll_ready(0.1)]
         for program in programs:
-            if program.process.poll() is not None:
+            if program.ended():
                 raise StartError(f"{program.name} ended with status {program.process.returncode}")
+    return not waiting
 
 
-def wait_first_end(programs: list[Program]) -> Program:
-    """Waits until one of them ends."""
-    while True:
+def wait_first_end(programs: list[Program], signals: StopSignals) -> Program | None:
+    """Waits until one of them ends, or a signal comes (None)."""
+    while not signals.count:
         for program in programs:
-            if program.process.poll() is not None:
+            if program.ended():
                 return program
         time.sleep(0.2)
+    return None
+
+
+def stop_all(programs: list[Program], signals: StopSignals, seconds: float) -> None:
+    """Ends them one after the other, each within `seconds`, or at once on a second signal."""
+    for program in programs:
+        program.ask_to_stop()
+        deadline = time.monotonic() + seconds
+        while not program.ended() and time.monotonic() < deadline and signals.count < 2:
+            time.sleep(0.05)
+        program.kill()

@@ -268,15 +268,11 @@ class ReplayDevice:
         self._steps += 1
         return True
 
-    def _over(
-        self, index: int, position: int, kind: RecordKind, finish: Finish, token: int, error: ErrorCode
-    ) -> None:
+    def _over(self, index: int, position: int, kind: RecordKind, finish: Finish, token: int, error: ErrorCode) -> None:
         del self.channels[index].playing[position]
         self._say(index, position, kind, finish, token, error)
 
-    def _say(
-        self, index: int, position: int, kind: int, finish: int, token: int, error: int = 0
-    ) -> None:
+    def _say(self, index: int, position: int, kind: int, finish: int, token: int, error: int = 0) -> None:
         head = arena.pack_token_head(0, kind, finish, position)
         self.write_record(index, head, arena.pack_token_body(0, error, token))
         self.finished[Finish(finish)] += 1

@@ -6,7 +6,7 @@ from typing import Any
 
 from dpu_service.api.errors import ApiError, bad_value, context_length, unsupported
 from dpu_service.api.requests import Message
-from dpu_service.text.encoder import TextEncoder, TooLong
+from dpu_service.text.encoder import TextEncoder, TextTooLongError
 from dpu_service.text.template import ChatTemplateError
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -50,7 +50,7 @@ async def chat_prompt(messages: list[Message], encoder: TextEncoder, window: int
         ids = await encoder.encode_chat(plain)
     except ChatTemplateError as error:
         raise ApiError(400, str(error), param="messages", code="chat_template_error") from error
-    except TooLong as error:
+    except TextTooLongError as error:
         raise _too_long(error, window, "messages") from error
     if not ids:
         raise bad_value("messages", "the conversation gives an empty prompt")
@@ -80,11 +80,11 @@ def _checked(prompt: list[Any], vocab_size: int) -> list[int]:
 async def _encode(prompt: str, encoder: TextEncoder, window: int) -> list[int]:
     try:
         return await encoder.encode_text(prompt)
-    except TooLong as error:
+    except TextTooLongError as error:
         raise _too_long(error, window, "prompt") from error
 
 
-def _too_long(error: TooLong, window: int, param: str) -> ApiError:
+def _too_long(error: TextTooLongError, window: int, param: str) -> ApiError:
     return context_length(
         f"the prompt has at least {max(error.at_least, window + 1)} tokens, but the context window is {window} tokens "
         f"for prompt and answer together; use a shorter prompt",

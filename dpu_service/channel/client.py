@@ -281,4 +281,6 @@ def fault_of(record: Record, vocab_size: int, tokens_left: int) -> str:
         return "more tokens than asked for" if tokens_left < 1 else ""
     if record.kind not in (arena.RecordKind.END, arena.RecordKind.REJECT):
         return "unknown record kind"
-    return "an end without a reason" if record.finish == arena.Finish.NONE else ""
+    if record.kind == arena.RecordKind.REJECT and record.finish != arena.Finish.ERROR:
+        return "a refusal that is no error"
+    return "an end without a reason" if record.finish in (arena.Finish.NONE, arena.Finish.STOP) else ""

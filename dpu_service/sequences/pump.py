@@ -27,6 +27,7 @@ from dpu_service.sequences.inbox import Inbox, Tokens
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
+ASK_AGAIN_SECONDS = 2.0
 SHORTEST_WAIT = 0.001
 LONGEST_WAIT = 0.010
 WAIT_SHARE = 1 / 16
@@ -82,6 +83,7 @@ class Pump:
         self._wakeup = asyncio.Event()
         self._last_news = 0.0
         self._last_beat = 0.0
+        self._asked = 0.0
         self._on_change = on_change
         self._closed = False
         self.faults = 0
@@ -177,16 +179,23 @@ class Pump:
             self._beat(now)
         if self.client.state is LeaseState.VACANT:
             self.client.ask_lease(time.monotonic_ns())
+            self._asked = now
         elif self.client.state is LeaseState.ASKED:
-            if self.client.take_lease():
-                self.leases += 1
-                self._on_change()
+            self._take_lease(now)
         else:
             news = self.client.poll()
             if news:
                 self._last_news = now
                 self._deliver(news)
             self._submit_queued()
+
+    def _take_lease(self, now: float) -> None:
+        if self.client.take_lease():
+            self.leases += 1
+            self._on_change()
+        elif now - self._asked >= ASK_AGAIN_SECONDS:  # it may have been accepted and lost again unseen
+            self.client.ask_lease(time.monotonic_ns())
+            self._asked = now
 
     def _beat(self, now: float) -> None:
         self._last_beat = now
@@ -201,6 +210,9 @@ class Pump:
         self._on_change()
 
     async def _pause(self) -> None:
+        if self.client.state is LeaseState.VACANT:  # lost just now: do not fight over it
+            await asyncio.sleep(BEAT_SECONDS)
+            return
         busy = self.in_flight or self.client.cancels_held
         if busy or self.client.state is not LeaseState.LIVE:
             if self.health.is_lost:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from dpu_service.text.bundle import TextBundle
 from dpu_service.text.chat import ChatEncoder
@@ -15,12 +14,20 @@ INLINE_CHARACTERS = 2048
 _THREADS = 2
 
 
-@dataclass(frozen=True)
-class TooLong(Exception):
-    """A text that cannot fit the context window, told by its length alone."""
+MESSAGE_CHARACTERS = 64
+"""What rendering a message costs, in characters tokenised."""
 
-    at_least: int
-    """Tokens that it has at least."""
+
+class TextTooLongError(Exception):
+    """A text that cannot fit the context window, told by its length alone.
+
+    Args:
+        at_least: tokens that it has at least.
+    """
+
+    def __init__(self, at_least: int) -> None:
+        super().__init__(f"at least {at_least} tokens")
+        self.at_least = at_least
 
 
 class TextEncoder:
@@ -41,19 +48,22 @@ class TextEncoder:
         """Token ids of a conversation, ready for the assistant's answer.
 
         Raises:
-            TooLong: by its characters alone.
+            TextTooLongError: by its characters alone.
             ChatTemplateError: the template refuses the messages.
         """
-        self._check_length(sum(len(message["content"]) for message in messages))
-        text, private = self.chat.render(messages)
-        return await self._run(len(text), lambda: self.chat.encode(text, private))
+        characters = sum(len(message["content"]) for message in messages)
+        self._check_length(characters)
+        cost = characters + MESSAGE_CHARACTERS * len(messages)
+        if self.chat.has_control_text(messages):  # may have to load a second tokenizer first
+            cost += INLINE_CHARACTERS
+        return await self._run(cost, lambda: self.chat.encode(*self.chat.render(messages)))
 
     async def encode_text(self, text: str) -> list[int]:
         """Token ids of a plain prompt: control tokens in it count as such, and BOS is added where the model's
         tokenizer does so, but never twice.
 
         Raises:
-            TooLong: by its characters alone.
+            TextTooLongError: by its characters alone.
         """
         self._check_length(len(text))
         return await self._run(len(text), lambda: self._encode_text(text))
@@ -70,7 +80,7 @@ class TextEncoder:
 
     def _check_length(self, characters: int) -> None:
         if characters > self._most_characters:
-            raise TooLong(-(-characters // self._longest))
+            raise TextTooLongError(-(-characters // self._longest))
 
     async def _run(self, characters: int, work: Callable[[], list[int]]) -> list[int]:
         if characters <= INLINE_CHARACTERS:

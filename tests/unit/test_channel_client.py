@@ -253,7 +253,12 @@ def test_impossible_geometries_are_refused(device: ReplayDevice, change: dict[st
 
 def test_shm_transport_refuses_what_it_cannot_trust(device: ReplayDevice) -> None:
     sizes = (len(device.inbound), len(device.outbound))
-    for blob in (b"", b"[]", b'{"inbound":"/../etc/passwd","outbound":"/x"}', b'{"inbound":"/gone","outbound":"/gone"}'):
+    for blob in (
+        b"",
+        b"[]",
+        b'{"inbound":"/../etc/passwd","outbound":"/x"}',
+        b'{"inbound":"/gone","outbound":"/gone"}',
+    ):
         with pytest.raises(TransportError):
             ShmTransport(blob, *sizes)
     with pytest.raises(TransportError, match="size"):

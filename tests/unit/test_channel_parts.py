@@ -159,6 +159,8 @@ def test_impossible_log_positions(written: int) -> None:
         (Record(0, RecordKind.TOKEN, 9, 0, 1), 5),
         (Record(0, 7, Finish.STOP, 0, 1), 5),
         (Record(0, RecordKind.END, Finish.NONE, 0, 0), 5),
+        (Record(0, RecordKind.END, Finish.STOP, 0, 0), 5),
+        (Record(0, RecordKind.REJECT, Finish.LENGTH, 0, 0), 5),
     ],
 )
 def test_impossible_records_are_faults(bad: Record, left: int) -> None:

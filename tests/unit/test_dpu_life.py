@@ -345,7 +345,7 @@ def test_workers_end_with_their_supervisor() -> None:
 
 
 def test_connections_stay_open_and_certificates_are_kept(front: FrontEnd) -> None:
-    with httpx.Client(base_url=front.http) as client:
+    with httpx.Client(base_url=front.http, limits=httpx.Limits(keepalive_expiry=60)) as client:
         first = client.get("/health").extensions["network_stream"].get_extra_info("client_addr")
         time.sleep(6)  # other servers close after 5
         again = client.get("/health").extensions["network_stream"].get_extra_info("client_addr")

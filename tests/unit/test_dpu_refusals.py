@@ -57,7 +57,15 @@ def chat(front: FrontEnd, **fields: Any) -> httpx.Response:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b'{"model":"tiny","prompt":"x","messages":[]} x', b"\xff", b'{"model":"\\ud800"}', b'{"x":' + b"[" * 100_000]
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"model":"tiny","prompt":"x","messages":[]} x',
+        b"\xff",
+        b'{"model":"\\ud800"}',
+        b'{"x":' + b"[" * 100_000,
+    ],
 )
 def test_bodies_that_are_no_json(front: FrontEnd, path: str, body: bytes) -> None:
     refused(front, post(front, path, body), 400, None, "invalid_json")
@@ -219,7 +227,10 @@ def test_messages(front: FrontEnd, messages: Any, param: str, code: str) -> None
 def test_messages_that_are_served(front: FrontEnd) -> None:
     ids = []
     for content in ("hi", [{"type": "text", "text": "hi"}]):
-        assert chat(front, messages=[{"role": "system", "content": ""}, {"role": "user", "content": content}]).status_code == 200
+        assert (
+            chat(front, messages=[{"role": "system", "content": ""}, {"role": "user", "content": content}]).status_code
+            == 200
+        )
         ids.append(front.device.submissions.pop().prompt)
     assert ids[0] == ids[1]
     assert ids[0].count(tiny_text.special(tiny_text.BOS)) == 1
@@ -267,7 +278,14 @@ def test_prompts_over_the_window(front: FrontEnd) -> None:
 
 
 def test_valid_edges(front: FrontEnd) -> None:
-    for fields in ({"prompt": [V - 1]}, {"seed": 0}, {"seed": -1}, {"seed": 2**63 - 1}, {"temperature": 2}, {"top_p": 1}):
+    for fields in (
+        {"prompt": [V - 1]},
+        {"seed": 0},
+        {"seed": -1},
+        {"seed": 2**63 - 1},
+        {"temperature": 2},
+        {"top_p": 1},
+    ):
         assert completion(front, **fields).status_code == 200
     assert completion(front, prompt=["hi", "ho"], n=2, stop=["a"] * 16).status_code == 200
     assert completion(front, prompt="").status_code == 200, "the tokenizer's BOS is a prompt"
@@ -303,7 +321,10 @@ def test_health_answers_while_much_is_tokenised(front: FrontEnd) -> None:
     longest = max(map(len, tiny_text.tokenizer().get_vocab()))
     text = "." * (256 * longest)  # just below what is refused by its length alone
     bodies = [{"model": MODEL, "prompt": [text] * 40} for _ in range(6)]
-    clients = [threading.Thread(target=httpx.post, args=(front.http + "/v1/completions",), kwargs={"json": b, "timeout": 60}) for b in bodies]
+    clients = [
+        threading.Thread(target=httpx.post, args=(front.http + "/v1/completions",), kwargs={"json": b, "timeout": 60})
+        for b in bodies
+    ]
     for client in clients:
         client.start()
     slowest = 0.0

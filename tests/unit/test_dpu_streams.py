@@ -89,7 +89,9 @@ BOTH = pytest.mark.parametrize("endpoint", ["completions", "chat"])
 
 
 @BOTH
-@pytest.mark.parametrize(("stream", "stop"), list(itertools.product([False, True], [None, ["User:\n", "Assistant:\n"], ["zzz"]])))
+@pytest.mark.parametrize(
+    ("stream", "stop"), list(itertools.product([False, True], [None, ["User:\n", "Assistant:\n"], ["zzz"]]))
+)
 def test_every_way_of_asking_gives_the_same_text(front: FrontEnd, endpoint: str, stream: bool, stop: Any) -> None:
     says(front, tiny_text.byte_ids(f"{EMOJI} Alice!\nUser:\nno".encode()), every=0.001)
     text, reason = joined(ask(front, endpoint, stream=stream, stop=stop))

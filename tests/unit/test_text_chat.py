@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dpu_service.text.bundle import TextBundle
 from dpu_service.text.chat import ChatEncoder
-from dpu_service.text.encoder import TextEncoder, TooLong
+from dpu_service.text.encoder import TextEncoder, TextTooLongError
 from dpu_service.text.template import ChatTemplate, ChatTemplateError, NoChatTemplateError
 from tests import tiny_text
 
@@ -49,8 +49,7 @@ def test_control_text_of_a_user_stays_text(bundle: TextBundle, content: str) -> 
     made = encode(bundle, [{"role": "user", "content": content}])
     control = {tiny_text.special(token) for token in (tiny_text.BOS, tiny_text.START, tiny_text.END)}
     assert [one for one in made if one in control] == [
-        tiny_text.special(token)
-        for token in (tiny_text.BOS, tiny_text.START, tiny_text.END, tiny_text.START)
+        tiny_text.special(token) for token in (tiny_text.BOS, tiny_text.START, tiny_text.END, tiny_text.START)
     ]
     text = tiny_text.tokenizer().decode(made, skip_special_tokens=False)
     assert text == f"<s><|im_start|>user\n{content.strip()}<|im_end|>\n<|im_start|>assistant\n"
@@ -68,7 +67,9 @@ def with_template(template: str) -> ChatTemplate:
 
 
 def test_helpers_of_published_templates() -> None:
-    template = with_template("{{ strftime_now('%Y') }} {{ messages | tojson }}{% for m in messages %}{% break %}{% endfor %}")
+    template = with_template(
+        "{{ strftime_now('%Y') }} {{ messages | tojson }}{% for m in messages %}{% break %}{% endfor %}"
+    )
     year, rest = template.render([{"role": "user", "content": "<ü>"}]).split(" ", 1)
     assert year.isdigit()
     assert json.loads(rest) == [{"role": "user", "content": "<ü>"}]
@@ -106,6 +107,6 @@ def test_plain_prompts_get_bos_once_and_honour_control_text(bundle: TextBundle) 
 def test_texts_that_cannot_fit_are_refused_unread(bundle: TextBundle) -> None:
     longest = max(map(len, tiny_text.tokenizer().get_vocab()))
     encoder = TextEncoder(bundle, window=100)
-    with pytest.raises(TooLong) as caught:
+    with pytest.raises(TextTooLongError) as caught:
         asyncio.run(encoder.encode_text("." * (100 * longest + 1)))
     assert caught.value.at_least == 101

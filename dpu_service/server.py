@@ -32,7 +32,7 @@ class _HeadTooLargeError(Exception):
     """Ends parsing; the client gets 400."""
 
 
-class Protocol(HttpToolsProtocol):  # type: ignore[misc]
+class Protocol(HttpToolsProtocol):
     """With a time limit and size limits for the head of each request, and errors in the API's shape."""
 
     def __init__(self, header_timeout: float, **arguments: Any) -> None:
@@ -41,7 +41,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The clock runs from the connection on."""
         super().connection_made(transport)
         self._start_timer()

@@ -55,6 +55,7 @@ def listen(host: str, port: int, *, tls: bool) -> Listening:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, protocol)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # inherited; finds clients that vanished
     sock.bind(address)
     sock.listen(2048)
     sock.set_inheritable(True)

@@ -89,7 +89,7 @@ class CompletionShape:
 
     def whole(self, texts: list[str], reasons: list[str], used: dict[str, int]) -> bytes:
         """See `Shape`."""
-        choices = [_text_choice(i, text, reason) for i, (text, reason) in enumerate(zip(texts, reasons, strict=True))]
+        choices = [_text_choice(i, *said) for i, said in enumerate(zip(texts, reasons, strict=True))]
         return msgspec.json.encode({**self._head.body("text_completion", choices), "usage": used})
 
     def chunk(self, piece: Piece) -> bytes:
@@ -110,9 +110,7 @@ class ChatShape:
 
     def whole(self, texts: list[str], reasons: list[str], used: dict[str, int]) -> bytes:
         """See `Shape`."""
-        choices = [
-            _message_choice(i, text, reason) for i, (text, reason) in enumerate(zip(texts, reasons, strict=True))
-        ]
+        choices = [_message_choice(i, *said) for i, said in enumerate(zip(texts, reasons, strict=True))]
         return msgspec.json.encode({**self._head.body("chat.completion", choices), "usage": used})
 
     def chunk(self, piece: Piece) -> bytes:

@@ -28,6 +28,8 @@ ROUTES: dict[str, tuple[str, Handler]] = {
     "/metrics": ("GET", operations.metrics_page),
     "/version": ("GET", operations.version),
 }
+PROBES = ("/health", "/ready", "/metrics")
+"""Asked every few seconds by machines; in the access log at debug level only, unless they fail."""
 ONE_MODEL = "/v1/models/"
 
 
@@ -90,4 +92,5 @@ class App:
             "client": exchange.client,
             **exchange.notes,
         }
-        access.info("request", extra={"fields": fields})
+        level = logging.DEBUG if route in PROBES and exchange.status < 400 else logging.INFO
+        access.log(level, "request", extra={"fields": fields})

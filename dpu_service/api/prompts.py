@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from dpu_service.api.errors import ApiError, bad_value, context_length, unsupported
@@ -30,7 +31,11 @@ async def completion_prompts(
         raise bad_value("prompt", f"'prompt' asks for more than {most} sequences at once")
     encoded = []
     for prompt in prompts:
-        ids = await _encode(prompt, encoder, window) if isinstance(prompt, str) else _checked(prompt, vocab_size)
+        if isinstance(prompt, str):
+            ids = await _encode(prompt, encoder, window)
+            await asyncio.sleep(0)  # a long list of short texts must not hold up other requests
+        else:
+            ids = _checked(prompt, vocab_size, window)
         if not ids:
             raise bad_value("prompt", "'prompt' must have at least one token")
         encoded.append(ids)
@@ -45,13 +50,15 @@ async def chat_prompt(messages: list[Message], encoder: TextEncoder, window: int
     """
     if not messages:
         raise bad_value("messages", "'messages' must not be empty")
+    if len(messages) > window:  # each one is a token at least
+        raise _too_long(len(messages), window, "messages")
     plain = [_plain_message(i, message) for i, message in enumerate(messages)]
     try:
         ids = await encoder.encode_chat(plain)
     except ChatTemplateError as error:
         raise ApiError(400, str(error), param="messages", code="chat_template_error") from error
     except TextTooLongError as error:
-        raise _too_long(error, window, "messages") from error
+        raise _too_long(error.at_least, window, "messages") from error
     if not ids:
         raise bad_value("messages", "the conversation gives an empty prompt")
     return ids
@@ -69,7 +76,9 @@ def _split(given: Any) -> list[Any]:
     return [given]
 
 
-def _checked(prompt: list[Any], vocab_size: int) -> list[int]:
+def _checked(prompt: list[Any], vocab_size: int, window: int) -> list[int]:
+    if len(prompt) > window:
+        raise _too_long(len(prompt), window, "prompt")
     if not all(type(token) is int for token in prompt):
         raise bad_value("prompt", "'prompt' must hold whole numbers where it holds token ids")
     if not all(0 <= token < vocab_size for token in prompt):
@@ -81,12 +90,12 @@ async def _encode(prompt: str, encoder: TextEncoder, window: int) -> list[int]:
     try:
         return await encoder.encode_text(prompt)
     except TextTooLongError as error:
-        raise _too_long(error, window, "prompt") from error
+        raise _too_long(error.at_least, window, "prompt") from error
 
 
-def _too_long(error: TextTooLongError, window: int, param: str) -> ApiError:
+def _too_long(at_least: int, window: int, param: str) -> ApiError:
     return context_length(
-        f"the prompt has at least {max(error.at_least, window + 1)} tokens, but the context window is {window} tokens "
+        f"the prompt has at least {max(at_least, window + 1)} tokens, but the context window is {window} tokens "
         f"for prompt and answer together; use a shorter prompt",
         param,
     )

@@ -23,7 +23,7 @@ class DeviceHealth(Enum):
         return self in (DeviceHealth.SILENT, DeviceHealth.STOPPED, DeviceHealth.FAILED)
 
 
-_BY_STATE = {
+_BY_STATE: dict[int, DeviceHealth] = {
     DeviceState.STARTING: DeviceHealth.STARTING,
     DeviceState.RUNNING: DeviceHealth.READY,
     DeviceState.DRAINING: DeviceHealth.DRAINING,
@@ -51,7 +51,7 @@ class HeartbeatWatch:
         if telemetry["heartbeat"] != self._beat:
             self._beat, self._changed = telemetry["heartbeat"], now
         self.seconds_silent = now - self._changed
-        health = _BY_STATE.get(telemetry["state"], DeviceHealth.FAILED)  # type: ignore[call-overload]
+        health = _BY_STATE.get(telemetry["state"], DeviceHealth.FAILED)
         if not health.is_lost and self.seconds_silent >= self._timeout:
             return DeviceHealth.SILENT
         return health

@@ -29,16 +29,20 @@ class ChatEncoder:
         tokens = sorted(bundle.control_tokens, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, tokens))) if tokens else None
 
+    def has_control_text(self, messages: list[dict[str, str]]) -> bool:
+        """Whether a message contains the text of a control token."""
+        control = self._control
+        return control is not None and any(control.search(message["content"]) for message in messages)
+
     def render(self, messages: list[dict[str, str]]) -> tuple[str, str]:
         """The prompt's text, and the private character in it (empty when none was needed).
 
         Raises:
             ChatTemplateError: the template refuses the messages.
         """
-        contents = [message["content"] for message in messages]
-        if self._control is None or not any(map(self._control.search, contents)):
+        if not self.has_control_text(messages):
             return self._template.render(messages), ""
-        private = _unused(contents)
+        private = _unused([message["content"] for message in messages])
         marked = [{**message, "content": self._mark(message["content"], private)} for message in messages]
         return self._template.render(marked), private
 

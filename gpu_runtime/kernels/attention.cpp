@@ -2,6 +2,7 @@
 //
 // Every query row is computed by itself, in an order of operations that depends on its own position alone. So its
 // result is the same to the last bit whether it runs alone, in a batch, or in a chunk of any size.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -10,8 +11,6 @@
 
 namespace blink {
 namespace {
-
-constexpr int kMaxGroup = 8;  // query heads that share one pass over the keys
 
 struct Shape {
   int64_t query_heads, kv_heads, head_dim, block_tokens, table_columns;
@@ -22,39 +21,94 @@ struct WorkView {
   uint32_t slot, query_start, query_tokens, context_tokens;
 };
 
-struct Row {
-  const float* query;  // [group][head_dim] of one key/value head
-  float* out;          // the same shape
-  const int32_t* blocks;
-  int64_t context;  // keys to attend to
+constexpr int64_t kQueries = 24;  // query vectors that share one pass over the keys
+
+// One query head of one token.
+struct Query {
+  const float* vector;  // [head_dim]
+  float* out;           // [head_dim]
+  float* scores;        // [context], room up to a multiple of the lanes
+  int64_t context;      // keys to attend to
 };
 
-BLINK_INLINE float dot(const float* a, const float* b, int64_t n) {
-  Floats sum{};
-  for (int64_t i = 0; i < n; i += kLanes) {
-    Floats x, y;
-    load(a + i, x);
-    load(b + i, y);
-    sum += x * y;
+// The keys and values of one sequence and one key/value head.
+struct Cache {
+  const float* keys;
+  const float* values;
+  const int32_t* blocks;
+  int64_t block_tokens, stride, dim;
+
+  BLINK_INLINE int64_t at(int64_t j) const {
+    return (blocks[j / block_tokens] * block_tokens + j % block_tokens) * stride;
   }
-  return sum_lanes(sum);
+};
+
+// scores[j] of Queries queries for Keys keys from `j` on.
+template <int Queries, int Keys>
+BLINK_INLINE void score(const Query* queries, const Cache& cache, int64_t j, float scale) {
+  const float* keys[Keys];
+  for (int c = 0; c < Keys; ++c) keys[c] = cache.keys + cache.at(j + c);
+  Floats sums[Queries][Keys] = {};
+  for (int64_t k = 0; k < cache.dim; k += kLanes) {
+    Floats b[Keys];
+    for (int c = 0; c < Keys; ++c) load(keys[c] + k, b[c]);
+    for (int q = 0; q < Queries; ++q) {
+      Floats a;
+      load(queries[q].vector + k, a);
+      for (int c = 0; c < Keys; ++c) sums[q][c] += a * b[c];
+    }
+  }
+  for (int q = 0; q < Queries; ++q) {
+    for (int c = 0; c < Keys; ++c) queries[q].scores[j + c] = sum_lanes(sums[q][c]) * scale;
+  }
 }
 
-BLINK_INLINE void add_scaled(float* to, const float* from, float factor, int64_t n) {
-  for (int64_t i = 0; i < n; i += kLanes) {
-    Floats x, y;
-    load(to + i, x);
-    load(from + i, y);
-    store(to + i, x + y * factor);
+template <int Queries, int Keys>
+BLINK_INLINE void score_range(const Query* queries, const Cache& cache, int64_t end, float scale) {
+  int64_t j = 0;
+  for (; j + Keys <= end; j += Keys) score<Queries, Keys>(queries, cache, j, scale);
+  for (; j < end; ++j) score<Queries, 1>(queries, cache, j, scale);
+}
+
+// Adds scores[j] * values[j], for j from `begin` to `end`, to Chunks vectors of the output from `k` on.
+template <int Queries, int Chunks>
+BLINK_INLINE void blend(const Query* queries, const Cache& cache, int64_t k, int64_t begin, int64_t end) {
+  Floats sums[Queries][Chunks];
+  for (int q = 0; q < Queries; ++q) {
+    for (int c = 0; c < Chunks; ++c) load(queries[q].out + k + c * kLanes, sums[q][c]);
+  }
+  for (int64_t j = begin; j < end; ++j) {
+    const float* value = cache.values + cache.at(j) + k;
+    Floats v[Chunks];
+    for (int c = 0; c < Chunks; ++c) load(value + c * kLanes, v[c]);
+    for (int q = 0; q < Queries; ++q) {
+      for (int c = 0; c < Chunks; ++c) sums[q][c] += v[c] * queries[q].scores[j];
+    }
+  }
+  for (int q = 0; q < Queries; ++q) {
+    for (int c = 0; c < Chunks; ++c) store(queries[q].out + k + c * kLanes, sums[q][c]);
   }
 }
 
-// Scores in place become weights that sum to 1; `padded` is a multiple of the lanes, the tail is ignored.
+template <int Queries, int Chunks>
+BLINK_INLINE void blend_range(const Query* queries, const Cache& cache, int64_t begin, int64_t end) {
+  int64_t k = 0;
+  for (; k + Chunks * kLanes <= cache.dim; k += Chunks * kLanes) blend<Queries, Chunks>(queries, cache, k, begin, end);
+  for (; k < cache.dim; k += kLanes) blend<Queries, 1>(queries, cache, k, begin, end);
+}
+
+// Scores in place become weights that sum to 1.
 BLINK_INLINE void softmax(float* scores, int64_t n) {
-  float top = scores[0];
-  for (int64_t i = 1; i < n; ++i) top = scores[i] > top ? scores[i] : top;
   const int64_t padded = (n + kLanes - 1) / kLanes * kLanes;
-  for (int64_t i = n; i < padded; ++i) scores[i] = -1e30f;
+  for (int64_t i = n; i < padded; ++i) scores[i] = -3e38f;
+  Floats tops = Floats{} - 3e38f;
+  for (int64_t i = 0; i < padded; i += kLanes) {
+    Floats x;
+    load(scores + i, x);
+    tops = x > tops ? x : tops;
+  }
+  float top = tops[0];
+  for (int i = 1; i < kLanes; ++i) top = tops[i] > top ? tops[i] : top;
   Floats sum{};
   for (int64_t i = 0; i < padded; i += kLanes) {
     Floats x;
@@ -68,25 +122,109 @@ BLINK_INLINE void softmax(float* scores, int64_t n) {
   for (int64_t i = 0; i < n; ++i) scores[i] *= scale;
 }
 
-// One query token against one key/value head, for the query heads that share it. `stride` floats lie between the
-// score rows of two heads.
-BLINK_CLONES void attend(const Row& row, const float* keys, const float* values, const Shape& shape, float* scores,
-                         int64_t stride, int64_t group) {
+// Attention of queries in ascending order of context. Four go together as far as the first of them reaches; the rest
+// of their keys follow one query at a time. Neither changes the order in which one query's sums are taken.
+template <int Width>
+BLINK_INLINE void attend(const Query* queries, int64_t count, const Cache& cache) {
+  const float scale = 1.0f / std::sqrt(static_cast<float>(cache.dim));
+  int64_t done = 0;
+  for (; done + 4 <= count; done += 4) {
+    const Query* four = queries + done;
+    score_range<4, Width>(four, cache, four->context, scale);
+    for (int q = 1; q < 4; ++q) {
+      for (int64_t j = four->context; j < four[q].context; ++j) score<1, 1>(four + q, cache, j, scale);
+    }
+  }
+  for (; done < count; ++done) score_range<1, Width>(queries + done, cache, queries[done].context, scale);
+  for (int64_t q = 0; q < count; ++q) {
+    softmax(queries[q].scores, queries[q].context);
+    for (int64_t i = 0; i < cache.dim; ++i) queries[q].out[i] = 0.0f;
+  }
+  for (done = 0; done + 4 <= count; done += 4) {
+    const Query* four = queries + done;
+    blend_range<4, Width>(four, cache, 0, four->context);
+    for (int q = 1; q < 4; ++q) blend_range<1, Width>(four + q, cache, four->context, four[q].context);
+  }
+  for (; done < count; ++done) blend_range<1, Width>(queries + done, cache, 0, queries[done].context);
+}
+
+// As in linear.cpp: 4 x 4 tiles need 32 vector registers.
+BLINK_CLONES void attend_narrow(const Query* queries, int64_t count, const Cache& cache) {
+  attend<2>(queries, count, cache);
+}
+
+#ifdef BLINK_X86_V4
+BLINK_X86_V4 void attend_wide(const Query* queries, int64_t count, const Cache& cache) {
+  attend<4>(queries, count, cache);
+}
+const auto attend_best = __builtin_cpu_supports("x86-64-v4") ? attend_wide : attend_narrow;
+#else
+const auto attend_best = attend_narrow;
+#endif
+
+// Some consecutive tokens of one work.
+struct Tile {
+  const WorkView* work;
+  int64_t token, tokens;
+};
+
+struct Step {
+  const float* queries;
+  const float* key_cache;
+  const float* value_cache;
+  const int32_t* block_table;
+  const Shape& shape;
+  float* out;
+};
+
+// One tile, for the query heads that share key/value head `head`. Scores: [kQueries][stride].
+void attend_tile(const Step& step, const Tile& tile, int64_t head, float* scores, int64_t stride) {
+  const Shape& shape = step.shape;
   const int64_t dim = shape.head_dim;
-  const int64_t step = shape.kv_heads * dim;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
-  for (int64_t j = 0; j < row.context; ++j) {
-    const int64_t at = row.blocks[j / shape.block_tokens] * shape.block_tokens + j % shape.block_tokens;
-    for (int64_t g = 0; g < group; ++g)
-      scores[g * stride + j] = dot(row.query + g * dim, keys + at * step, dim) * scale;
+  const int64_t group = shape.query_heads / shape.kv_heads;
+  const Cache cache{step.key_cache + head * dim,
+                    step.value_cache + head * dim,
+                    step.block_table + tile.work->slot * shape.table_columns,
+                    shape.block_tokens,
+                    shape.kv_heads * dim,
+                    dim};
+  const int64_t before = static_cast<int64_t>(tile.work->context_tokens) - tile.work->query_tokens;
+  Query queries[kQueries];
+  int64_t count = 0;
+  for (int64_t t = tile.token; t < tile.token + tile.tokens; ++t) {
+    const int64_t context = before + (t - tile.work->query_start) + 1;
+    for (int64_t g = 0; g < group; ++g) {
+      const int64_t first = (t * shape.query_heads + head * group + g) * dim;
+      queries[count] = {step.queries + first, step.out + first, scores + count * stride, context};
+      if (++count == kQueries) {
+        attend_best(queries, count, cache);
+        count = 0;
+      }
+    }
   }
-  for (int64_t g = 0; g < group; ++g) {
-    softmax(scores + g * stride, row.context);
-    for (int64_t i = 0; i < dim; ++i) row.out[g * dim + i] = 0.0f;
+  if (count != 0) attend_best(queries, count, cache);
+}
+
+std::vector<Tile> make_tiles(const void* works, int64_t work_count, int64_t work_bytes, int64_t group) {
+  const int64_t most = group < kQueries ? kQueries / group : 1;
+  std::vector<Tile> tiles;
+  for (int64_t w = 0; w < work_count; ++w) {
+    const auto* work = reinterpret_cast<const WorkView*>(static_cast<const char*>(works) + w * work_bytes);
+    for (int64_t done = 0; done < work->query_tokens; done += most) {
+      const int64_t left = work->query_tokens - done;
+      tiles.push_back({work, work->query_start + done, left < most ? left : most});
+    }
   }
-  for (int64_t j = 0; j < row.context; ++j) {
-    const int64_t at = row.blocks[j / shape.block_tokens] * shape.block_tokens + j % shape.block_tokens;
-    for (int64_t g = 0; g < group; ++g) add_scaled(row.out + g * dim, values + at * step, scores[g * stride + j], dim);
+  return tiles;
+}
+
+void clear_padding(const std::vector<Tile>& tiles, int64_t tokens, int64_t width, float* out) {
+  std::vector<bool> used(static_cast<size_t>(tokens), false);
+  for (const Tile& tile : tiles) {
+    for (int64_t t = 0; t < tile.tokens; ++t) used[static_cast<size_t>(tile.token + t)] = true;
+  }
+  for (int64_t t = 0; t < tokens; ++t) {
+    if (!used[static_cast<size_t>(t)]) memset(out + t * width, 0, static_cast<size_t>(width) * sizeof(float));
   }
 }
 
@@ -103,9 +241,7 @@ BLINK_CLONES void rotate(float* head, const float* cosine, const float* sine, in
 }  // namespace
 }  // namespace blink
 
-using blink::Row;
 using blink::Shape;
-using blink::WorkView;
 
 extern "C" {
 
@@ -131,43 +267,26 @@ BLINK_EXPORT void blink_rope_store(float* queries, float* keys, const float* val
 }
 
 // out and queries: [tokens][query_heads][head_dim]; caches: [kv slots][kv_heads][head_dim]. `works` are records of
-// `work_bytes` that begin with a WorkView. Rows of no work are set to zero. Returns 0, or 1 when memory is short.
-BLINK_EXPORT int blink_paged_attention(const float* queries, const float* key_cache, const float* value_cache,
-                                       const void* works, int64_t work_count, int64_t work_bytes,
-                                       const int32_t* block_table, int64_t tokens, const Shape* shape, float* out) {
-  const int64_t dim = shape->head_dim;
-  const int64_t group = shape->query_heads / shape->kv_heads;
-  std::vector<const WorkView*> owner(static_cast<size_t>(tokens), nullptr);
+// `work_bytes` that begin with a WorkView. Rows of no work are set to zero.
+BLINK_EXPORT void blink_paged_attention(const float* queries, const float* key_cache, const float* value_cache,
+                                        const void* works, int64_t work_count, int64_t work_bytes,
+                                        const int32_t* block_table, int64_t tokens, const Shape* shape, float* out) {
+  const auto tiles = blink::make_tiles(works, work_count, work_bytes, shape->query_heads / shape->kv_heads);
+  blink::clear_padding(tiles, tokens, shape->query_heads * shape->head_dim, out);
   int64_t longest = 0;
-  for (int64_t w = 0; w < work_count; ++w) {
-    const auto* work = reinterpret_cast<const WorkView*>(static_cast<const char*>(works) + w * work_bytes);
-    for (uint32_t k = 0; k < work->query_tokens; ++k) owner[work->query_start + k] = work;
-    longest = work->context_tokens > longest ? work->context_tokens : longest;
-  }
+  for (const blink::Tile& tile : tiles) longest = std::max<int64_t>(longest, tile.work->context_tokens);
   const int64_t stride = (longest + blink::kLanes - 1) / blink::kLanes * blink::kLanes;
-#pragma omp parallel
+  const blink::Step step{queries, key_cache, value_cache, block_table, *shape, out};
+  const auto tasks = static_cast<int64_t>(tiles.size()) * shape->kv_heads;
+#pragma omp parallel if (tasks > 0)
   {
-    std::vector<float> scores(static_cast<size_t>(stride * blink::kMaxGroup));
-#pragma omp for schedule(dynamic, 1) collapse(2)
-    for (int64_t t = 0; t < tokens; ++t) {
-      for (int64_t h = 0; h < shape->kv_heads; ++h) {
-        const WorkView* work = owner[static_cast<size_t>(t)];
-        const int64_t first = (t * shape->query_heads + h * group) * dim;
-        if (work == nullptr) {
-          memset(out + first, 0, static_cast<size_t>(group * dim) * sizeof(float));
-          continue;
-        }
-        const int64_t context = work->context_tokens - work->query_tokens + (t - work->query_start) + 1;
-        const int32_t* blocks = block_table + work->slot * shape->table_columns;
-        for (int64_t g = 0; g < group; g += blink::kMaxGroup) {
-          const int64_t part = group - g < blink::kMaxGroup ? group - g : blink::kMaxGroup;
-          const Row row{queries + first + g * dim, out + first + g * dim, blocks, context};
-          blink::attend(row, key_cache + h * dim, value_cache + h * dim, *shape, scores.data(), stride, part);
-        }
-      }
+    std::vector<float> scores(static_cast<size_t>(stride * blink::kQueries));
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < tasks; ++i) {
+      const blink::Tile& tile = tiles[static_cast<size_t>(i / shape->kv_heads)];
+      blink::attend_tile(step, tile, i % shape->kv_heads, scores.data(), stride);
     }
   }
-  return 0;
 }
 
 }  // extern "C"

@@ -39,7 +39,7 @@ def _library() -> ctypes.CDLL:
     library.blink_rope_store.argtypes = [pointer] * 5 + [size] + [pointer] * 5
     library.blink_rope_store.restype = None
     library.blink_paged_attention.argtypes = [pointer] * 4 + [size] * 2 + [pointer, size, pointer, pointer]
-    library.blink_paged_attention.restype = ctypes.c_int
+    library.blink_paged_attention.restype = None
     return library
 
 

@@ -1,0 +1,514 @@
+"""A naive twin of the scheduler, written from `gpu_runtime/scheduler/README.md` alone.
+
+Plain lists and integers, one thing at a time, no thought of speed: the oracle that the C++ core is compared with.
+It reads the same inbound memory, keeps an outbound region of its own, and comes to the same plans and records.
+Which KV block and which table slot a sequence gets is not its business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from math import isfinite
+
+import numpy as np
+from blink_proto import arena
+from blink_proto.arena import ErrorCode, Finish, RecordKind
+from numpy.typing import NDArray
+
+from gpu_runtime.scheduler import layout
+from gpu_runtime.scheduler.layout import Command
+from tests.property.limits import Inbound, Limits, Outbound
+
+LAP_32 = (1 << 32) - 1
+LAP_16 = 65535
+
+
+class Stage(Enum):
+    """Where a sequence stands."""
+
+    WAITING = "taken, no KV blocks"
+    RUNNING = "admitted"
+    ENDING = "over, but its END record has no room yet"
+    GONE = "not in the table"
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One sequence of the table. `tokens` is its history: prompt and generated tokens."""
+
+    channel: int
+    position: int
+    tokens: list[int]
+    prompt: int
+    max_tokens: int
+    ignore_eos: bool
+    stops: list[int]
+    top_k: int
+    temperature: float
+    top_p: float
+    seed: int
+    stage: Stage = Stage.WAITING
+    computed: int = 0
+    finish: Finish = Finish.NONE
+    detail: ErrorCode = ErrorCode.NONE
+
+    @property
+    def left(self) -> int:
+        """Tokens that are known and not yet computed."""
+        return len(self.tokens) - self.computed
+
+
+@dataclass
+class Channel:
+    """One channel as the scheduler knows it. `history` is every token record ever written: (head, body)."""
+
+    lease: int = 0
+    live: bool = False
+    log_start: int = 0
+    log_read: int = 0
+    submit_read: int = 0
+    cancel_read: int = 0
+    rejected: int = 0
+    protocol_errors: int = 0
+    lease_word: int = 0
+    log_read_word: int = 0
+    heartbeat: int = 0
+    heartbeat_ns: int = 0
+    history: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Row:
+    """How to sample one token; fields as in `layout.SampleRow`."""
+
+    token_index: int
+    position: int
+    top_k: int
+    temperature: float
+    top_p: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class PlannedWork:
+    """One sequence's share of a step."""
+
+    sequence: Sequence
+    start: int
+    query_start: int
+    query_tokens: int
+    row: int | None
+
+
+@dataclass
+class Plan:
+    """A step as the twin plans it."""
+
+    step: int = 0
+    works: list[PlannedWork] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    decode_works: int = 0
+    bucket: int = 0
+    live: int = 0
+    stopped: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the step without padding."""
+        return sum(work.query_tokens for work in self.works)
+
+
+class SchedulerTwin:
+    """See the module. Methods stand in the order of a step."""
+
+    def __init__(self, limits: Limits, inbound: Inbound) -> None:
+        self.limits = limits
+        self.inbound = inbound
+        self.outbound = Outbound(limits.sizes)
+        self.channels = [Channel() for _ in range(limits.channels)]
+        self.arrived: list[Sequence] = []
+        self.plan = Plan()
+        self.turn = 0
+        self.count = dict.fromkeys(arena.TELEMETRY_OFFSETS, 0)
+        del self.count["pad0"]
+
+    def step(self, sampled: list[int], now_ns: int, command: int = Command.RUN) -> Plan:
+        """Takes in the sampled token of each row of the last plan and plans the next step."""
+        self.publish(self.harvest(sampled))
+        self.intake(now_ns, command)
+        self.cancel()
+        self.plan = Plan(stopped=True) if command == Command.STOP else self.emit(*self.share_out(self.admit()))
+        self.launch(command)
+        return self.plan
+
+    # harvest
+
+    def harvest(self, sampled: list[int]) -> list[tuple[Sequence, int | None]]:
+        """Takes in the tokens; (sequence, its new token or None when that was no token) of each row."""
+        assert len(sampled) == len(self.plan.rows)
+        for work in self.plan.works:
+            sequence = work.sequence
+            end = work.start + work.query_tokens
+            self.count["prompt_tokens"] += max(0, min(end, sequence.prompt) - work.start)
+            sequence.computed = end
+        sampling = [work.sequence for work in self.plan.works if work.row is not None]
+        return [(sequence, self.take_token(sequence, token)) for sequence, token in zip(sampling, sampled, strict=True)]
+
+    def take_token(self, sequence: Sequence, token: int) -> int | None:
+        """Appends a token and decides whether it is the last one."""
+        if not 0 <= token < self.limits.vocab_size:
+            self.end(sequence, Finish.ERROR, ErrorCode.BAD_SAMPLE)
+            return None
+        sequence.tokens.append(token)
+        self.count["generated_tokens"] += 1
+        if self.is_stop(sequence, token):
+            self.end(sequence, Finish.STOP)
+        elif len(sequence.tokens) == sequence.prompt + sequence.max_tokens:
+            self.end(sequence, Finish.LENGTH)
+        return token
+
+    def is_stop(self, sequence: Sequence, token: int) -> bool:
+        """Whether a token ends a sequence."""
+        return token in sequence.stops or (token in self.limits.eos_tokens and not sequence.ignore_eos)
+
+    def end(self, sequence: Sequence, finish: Finish, detail: ErrorCode = ErrorCode.NONE) -> None:
+        """A sequence is over; its record is still to come."""
+        sequence.stage, sequence.finish, sequence.detail = Stage.ENDING, finish, detail
+        self.count[f"finished_{finish.name.lower()}"] += 1
+
+    # publish
+
+    def publish(self, harvested: list[tuple[Sequence, int | None]]) -> None:
+        """One record for each row, then the records of sequences that ended earlier."""
+        for sequence, token in harvested:
+            kind = RecordKind.END if token is None else RecordKind.TOKEN
+            self.append(sequence, kind, token or 0)
+            if sequence.stage is Stage.ENDING:
+                self.remove(sequence)
+        self.publish_ending()
+
+    def publish_ending(self) -> None:
+        """END records, in order of arrival, while there is room."""
+        for sequence in [each for each in self.arrived if each.stage is Stage.ENDING]:
+            if self.log_free(sequence.channel) > 0:
+                self.append(sequence, RecordKind.END, 0)
+                self.remove(sequence)
+
+    def append(self, sequence: Sequence, kind: RecordKind, token: int) -> None:
+        """Appends a record about a sequence to its channel's log."""
+        self.write_record(sequence.channel, sequence.position, kind, sequence.finish, sequence.detail, token)
+
+    def write_record(
+        self, channel: int, position: int, kind: RecordKind, finish: Finish, detail: ErrorCode, token: int
+    ) -> None:
+        """Appends a token record."""
+        at = len(self.channels[channel].history)
+        lap = 1 + at // self.limits.log_slots % LAP_16
+        head = arena.pack_token_head(lap, kind, finish, position)
+        body = arena.pack_token_body(lap, detail, token)
+        self.channels[channel].history.append((head, body))
+        word = self.outbound.log_at(channel, at)
+        self.outbound.words[word], self.outbound.words[word + 1] = head, body
+
+    def remove(self, sequence: Sequence) -> None:
+        """Gives the sequence's slot and blocks back."""
+        sequence.stage = Stage.GONE
+        self.arrived.remove(sequence)
+
+    def log_free(self, channel: int) -> int:
+        """Free records of a channel's log."""
+        return self.limits.log_slots - (len(self.channels[channel].history) - self.channels[channel].log_read)
+
+    def log_room(self, channel: int) -> int:
+        """Free records beyond those due to ending sequences."""
+        due = sum(each.channel == channel and each.stage is Stage.ENDING for each in self.arrived)
+        return self.log_free(channel) - due
+
+    # intake
+
+    def intake(self, now_ns: int, command: int) -> None:
+        """Leases, cursors, then submissions in rounds."""
+        for channel in range(self.limits.channels):
+            self.see_lease(channel, now_ns)
+            self.see_log_read(channel)
+        start, self.turn = self.turn, (self.turn + 1) % self.limits.channels
+        if command != Command.RUN:
+            return
+        order = [(start + step) % self.limits.channels for step in range(self.limits.channels)]
+        taken, before = 0, -1
+        while taken != before:
+            before = taken
+            for channel in order:
+                if taken < layout.MAX_INTAKE_PER_STEP and self.channels[channel].live:
+                    taken += self.take_submission(channel)
+
+    def see_lease(self, channel: int, now_ns: int) -> None:
+        """Takes leases, gives them back, lets them expire."""
+        state = self.channels[channel]
+        word = self.inbound.words[self.inbound.control_at(channel, "lease")]
+        beat = self.inbound.words[self.inbound.control_at(channel, "heartbeat")]
+        changed, state.lease_word = word != state.lease_word, word
+        if word == state.lease + 1:
+            self.drop_channel(channel)
+            state.lease, state.live, state.log_start = word, True, len(state.history)
+            state.log_read = state.log_start
+            state.heartbeat, state.heartbeat_ns = beat, now_ns
+        elif word == 0:
+            self.drop_channel(channel)
+        elif word != state.lease and changed:
+            state.protocol_errors += 1
+        if beat != state.heartbeat:
+            state.heartbeat, state.heartbeat_ns = beat, now_ns
+        elif state.live and now_ns - state.heartbeat_ns >= self.limits.lease_timeout_ns:
+            self.drop_channel(channel)
+
+    def drop_channel(self, channel: int) -> None:
+        """Ends all sequences of a channel without a record."""
+        self.channels[channel].live = False
+        for sequence in [each for each in self.arrived if each.channel == channel]:
+            if sequence.stage is not Stage.ENDING:
+                self.end(sequence, Finish.CANCELLED)
+            self.remove(sequence)
+
+    def see_log_read(self, channel: int) -> None:
+        """Takes the read cursor when it is possible."""
+        state = self.channels[channel]
+        if not state.live:
+            return
+        word = self.inbound.words[self.inbound.control_at(channel, "log_read")]
+        changed, state.log_read_word = word != state.log_read_word, word
+        if word > len(state.history):
+            state.protocol_errors += changed
+        elif word >= state.log_read:
+            state.log_read = word
+
+    def take_submission(self, channel: int) -> bool:
+        """Takes one record, good or bad, when one is there and has a place."""
+        state = self.channels[channel]
+        at = self.inbound.submit_at(channel, state.submit_read)
+        if not self.is_committed(at + 120, state.submit_read, self.limits.submit_slots, state.lease):
+            return False
+        if len(self.arrived) == self.limits.max_sequences or self.log_room(channel) <= 0:
+            return False
+        record = np.frombuffer(bytes(self.inbound.view[at : at + 128]), arena.SubmitRecord)[0]
+        error = self.validate(channel, record)
+        if error is ErrorCode.NONE:
+            self.arrived.append(self.new_sequence(channel, record))
+        else:
+            self.write_record(channel, state.submit_read, RecordKind.REJECT, Finish.ERROR, error, 0)
+            state.rejected += 1
+        state.submit_read += 1
+        return True
+
+    def is_committed(self, at: int, position: int, slots: int, lease: int) -> bool:
+        """Whether the commit word at a byte offset is the one of that position under that lease."""
+        return self.inbound.words[at // 8] == arena.pack_commit_word(1 + position // slots % LAP_32, lease)
+
+    def prompt(self, channel: int, record: np.void) -> list[int]:
+        """The prompt of a submission whose range is sound."""
+        first = self.inbound.heap_at(channel) + int(record["prompt_offset"])
+        return list(self.inbound.halves[first : first + int(record["prompt_tokens"])])
+
+    def validate(self, channel: int, record: np.void) -> ErrorCode:
+        """The first error of a submission, in the order of ErrorCode."""
+        limits, prompt, asked = self.limits, int(record["prompt_tokens"]), int(record["max_tokens"])
+        if int(record["flags"]) & ~int(arena.SubmitFlag.IGNORE_EOS) or record["reserved"].any():
+            return ErrorCode.BAD_FLAGS
+        if prompt == 0 or int(record["prompt_offset"]) + prompt > limits.heap_tokens:
+            return ErrorCode.BAD_PROMPT_RANGE
+        if asked == 0:
+            return ErrorCode.BAD_MAX_TOKENS
+        if prompt + asked > limits.max_model_tokens:
+            return ErrorCode.CONTEXT_LENGTH
+        if self.blocks_for(prompt + asked - 1) > min(limits.blocks - 1, limits.blocks_per_sequence):
+            return ErrorCode.TOO_LARGE
+        if not self.sampling_is_sound(float(record["temperature"]), float(record["top_p"])):
+            return ErrorCode.BAD_SAMPLING
+        count = int(record["stop_count"])
+        if count > arena.MAX_STOP_TOKENS or (record["stop_tokens"][:count] >= limits.vocab_size).any():
+            return ErrorCode.BAD_STOP
+        if any(token >= limits.vocab_size for token in self.prompt(channel, record)):
+            return ErrorCode.BAD_TOKEN
+        return ErrorCode.NONE
+
+    def sampling_is_sound(self, temperature: float, top_p: float) -> bool:
+        """Whether both are finite and in range."""
+        finite = isfinite(temperature) and isfinite(top_p)
+        return finite and 0 <= temperature <= arena.MAX_TEMPERATURE and 0 < top_p <= 1
+
+    def new_sequence(self, channel: int, record: np.void) -> Sequence:
+        """A waiting sequence."""
+        prompt = self.prompt(channel, record)
+        stops: NDArray[np.uint32] = record["stop_tokens"][: int(record["stop_count"])]
+        return Sequence(
+            channel,
+            self.channels[channel].submit_read,
+            prompt,
+            len(prompt),
+            int(record["max_tokens"]),
+            bool(int(record["flags"]) & arena.SubmitFlag.IGNORE_EOS),
+            [int(token) for token in stops],
+            int(record["top_k"]),
+            float(record["temperature"]),
+            float(record["top_p"]),
+            int(record["seed"]),
+        )
+
+    def blocks_for(self, positions: int) -> int:
+        """KV blocks that hold so many positions."""
+        return -(-positions // self.limits.block_tokens)
+
+    # cancel
+
+    def cancel(self) -> None:
+        """Cancel records in channel order."""
+        taken, named = 0, False
+        for channel, state in enumerate(self.channels):
+            while state.live and taken < layout.MAX_CANCELS_PER_STEP:
+                at = self.inbound.cancel_at(channel, state.cancel_read)
+                if not self.is_committed(at + 8, state.cancel_read, self.limits.cancel_slots, state.lease):
+                    break
+                named |= self.cancel_target(channel, self.inbound.words[at // 8])
+                state.cancel_read += 1
+                taken += 1
+        if named:
+            self.publish_ending()
+
+    def cancel_target(self, channel: int, target: int) -> bool:
+        """Ends the target; False when it is no taken submission."""
+        if target >= self.channels[channel].submit_read:
+            self.channels[channel].protocol_errors += 1
+            return False
+        for sequence in self.arrived:
+            if (sequence.channel, sequence.position) == (channel, target) and sequence.stage is not Stage.ENDING:
+                self.end(sequence, Finish.CANCELLED)
+        return True
+
+    # plan
+
+    def admit(self) -> list[Sequence]:
+        """Admits waiting sequences; all running ones in order of arrival."""
+        running = [each for each in self.arrived if each.stage is Stage.RUNNING]
+        reserved = sum(self.reservation(each) for each in running)
+        for sequence in [each for each in self.arrived if each.stage is Stage.WAITING]:
+            reserved += self.reservation(sequence)
+            if len(running) == self.limits.max_running or reserved > self.limits.blocks - 1:
+                break
+            sequence.stage = Stage.RUNNING
+            running.append(sequence)
+        return [each for each in self.arrived if each.stage is Stage.RUNNING]
+
+    def reservation(self, sequence: Sequence) -> int:
+        """KV blocks that a sequence may come to need."""
+        return self.blocks_for(sequence.prompt + sequence.max_tokens - 1)
+
+    def share_out(self, running: list[Sequence]) -> tuple[list[Sequence], list[tuple[Sequence, int]]]:
+        """(sequences that decode, (sequence, tokens) of the prompt chunks)."""
+        capped = self.capped(running)
+        decodes = [each for each in running if each.left == 1 and each not in capped]
+        budget = self.limits.token_budget - len(decodes)
+        chunks = []
+        for sequence in running:
+            want = sequence.left - (sequence in capped)
+            if want == 0:
+                self.count["log_stalls"] += 1
+            elif sequence not in decodes and budget > 0:
+                chunks.append((sequence, min(want, budget)))
+                budget -= min(want, budget)
+        return decodes, chunks
+
+    def capped(self, running: list[Sequence]) -> list[Sequence]:
+        """Those that may not sample, for want of room in their log."""
+        found = []
+        for channel in range(self.limits.channels):
+            mine = [each for each in running if each.channel == channel]
+            found += mine[max(0, self.log_room(channel)) :]
+        return found
+
+    # emit
+
+    def emit(self, decodes: list[Sequence], chunks: list[tuple[Sequence, int]]) -> Plan:
+        """Works in order, with their tokens."""
+        plan = Plan(decode_works=len(decodes))
+        for sequence, query in [(each, 1) for each in decodes] + chunks:
+            start, at = sequence.computed, len(plan.token_ids)
+            row = None
+            if start + query == len(sequence.tokens):
+                row = len(plan.rows)
+                plan.rows.append(self.sample_row(sequence, at + query - 1))
+            plan.works.append(PlannedWork(sequence, start, at, query, row))
+            plan.token_ids += sequence.tokens[start : start + query]
+            plan.positions += range(start, start + query)
+        return plan
+
+    def sample_row(self, sequence: Sequence, token_index: int) -> Row:
+        """The sample row of a sequence."""
+        return Row(
+            token_index,
+            len(sequence.tokens),
+            sequence.top_k,
+            sequence.temperature,
+            sequence.top_p,
+            sequence.seed,
+        )
+
+    # launch
+
+    def launch(self, command: int) -> None:
+        """Chooses the bucket, pads, and writes what front ends may see."""
+        plan = self.plan
+        plan.live = len(self.arrived)
+        tokens = len(plan.token_ids)
+        plan.bucket = next(size for size in self.limits.buckets if size >= tokens) if tokens else 0
+        plan.token_ids += [0] * (plan.bucket - tokens)
+        plan.positions += [0] * (plan.bucket - tokens)
+        self.count["steps"] += tokens > 0
+        plan.step = self.count["steps"]
+        self.write_telemetry(command)
+        self.write_cursors()
+
+    def write_telemetry(self, command: int) -> None:
+        """The telemetry page."""
+        states = {
+            Command.RUN: arena.DeviceState.RUNNING,
+            Command.DRAIN: arena.DeviceState.DRAINING,
+            Command.STOP: arena.DeviceState.STOPPED,
+        }
+        count = self.count
+        count["heartbeat"] += 1
+        count["state"] = states[Command(command)]
+        count["running"] = sum(each.stage is Stage.RUNNING for each in self.arrived)
+        count["waiting"] = sum(each.stage is Stage.WAITING for each in self.arrived)
+        count["blocks_total"] = self.limits.blocks - 1
+        count["blocks_used"] = sum(self.blocks_held(each) for each in self.arrived)
+        count["rejected"] = sum(channel.rejected for channel in self.channels)
+        count["protocol_errors"] = sum(channel.protocol_errors for channel in self.channels)
+        count["step_tokens"] = self.plan.tokens
+        for name, value in count.items():
+            self.outbound.words[self.outbound.telemetry_at(name)] = value
+
+    def blocks_held(self, sequence: Sequence) -> int:
+        """KV blocks of what is computed and of what the plan adds."""
+        if sequence.stage is not Stage.RUNNING:
+            return 0
+        planned = sum(work.query_tokens for work in self.plan.works if work.sequence is sequence)
+        return self.blocks_for(sequence.computed + planned)
+
+    def write_cursors(self) -> None:
+        """What each channel's worker may see."""
+        for index, state in enumerate(self.channels):
+            values = {
+                "lease": state.lease,
+                "live": int(state.live),
+                "log_start": state.log_start,
+                "log_written": len(state.history),
+                "submit_read": state.submit_read,
+                "cancel_read": state.cancel_read,
+                "rejected": state.rejected,
+                "protocol_errors": state.protocol_errors,
+            }
+            for name, value in values.items():
+                self.outbound.words[self.outbound.control_at(index, name)] = value

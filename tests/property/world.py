@@ -1,0 +1,272 @@
+"""One history: workers that act on a shared inbound region, the core and the twin side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+from blink_proto.arena import RecordKind
+
+from gpu_runtime.scheduler import host
+from gpu_runtime.scheduler.host import HostScheduler
+from gpu_runtime.scheduler.layout import Command
+from tests.property.compare import assert_same_outbound, assert_same_plan
+from tests.property.kv_model import KvModel, Owner
+from tests.property.limits import Inbound, Limits, Outbound
+from tests.property.twin import SchedulerTwin, Stage
+from tests.property.worker import Worker
+
+MILLISECOND = 1_000_000
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something that happens: `a` and `b` are small numbers that the action makes sense of."""
+
+    kind: str
+    channel: int = 0
+    a: int = 0
+    b: int = 0
+
+
+class World:
+    """Applies actions; `step` compares everything."""
+
+    def __init__(self, limits: Limits, twin_type: type[SchedulerTwin] = SchedulerTwin) -> None:
+        self.limits = limits
+        self.inbound, self.outbound = Inbound(limits.sizes), Outbound(limits.sizes)
+        self.core = HostScheduler(limits.record(), self.inbound.bytes, self.outbound.bytes)
+        self.twin = twin_type(limits, self.inbound)
+        self.workers = [
+            Worker(limits, self.inbound, self.outbound, channel) for channel in range(limits.channels)
+        ]
+        self.kv = KvModel(limits)
+        self.now_ns = 1_000 * MILLISECOND
+        self.command = Command.RUN
+        self.last_command = Command.RUN
+        self.started = False
+        self.was_live = [False] * limits.channels
+        self.sampled: list[int] = []
+        self.sampling: list[Owner] = []
+        self.given: dict[Owner, list[int]] = {}
+        self.first_seen: dict[int, int] = {}
+
+    def apply(self, action: Action) -> None:
+        """Does it."""
+        does: Callable[[Worker, int, int], None] = getattr(self, f"do_{action.kind}")
+        does(self.workers[action.channel % self.limits.channels], action.a, action.b)
+
+    # what workers do
+
+    def do_ask(self, worker: Worker, a: int, b: int) -> None:
+        """Asks for a lease where there is none, sometimes in any case."""
+        if not worker.live or a % 4 == 0:
+            worker.ask()
+
+    def do_wrong_lease(self, worker: Worker, a: int, b: int) -> None:
+        """Any lease word."""
+        worker.write_lease([worker.lease - 1, worker.lease + 2, worker.lease, 2**64 - 1, 2**32 + worker.lease][a % 5])
+
+    def do_give_back(self, worker: Worker, a: int, b: int) -> None:
+        """Gives the channel back."""
+        worker.write_lease(0)
+
+    def do_mute(self, worker: Worker, a: int, b: int) -> None:
+        """Stops or resumes the heartbeat."""
+        worker.muted = a % 3 != 0
+
+    def do_submit(self, worker: Worker, a: int, b: int) -> None:
+        """A valid submission."""
+        worker.submit(worker.good_record(Random(a), b % 3 == 0))
+
+    def do_submit_bad(self, worker: Worker, a: int, b: int) -> None:
+        """A bad submission."""
+        worker.submit(worker.bad_record(Random(a), b))
+
+    def do_submit_bytes(self, worker: Worker, a: int, b: int) -> None:
+        """Random bytes with the right commit word."""
+        rng = Random(a)
+        record = worker.good_record(rng, long=True)
+        raw = bytearray(record.tobytes())
+        for _ in range(1 + b % 16):
+            raw[rng.randrange(72)] = rng.choice([0, 1, 255, rng.randrange(256)])
+        worker.submit(np.frombuffer(bytes(raw), record.dtype)[0])
+
+    def do_submit_torn(self, worker: Worker, a: int, b: int) -> None:
+        """A record with a wrong commit word; the worker may complete it by its next submission."""
+        worker.write_record(worker.good_record(Random(a), long=False), worker.submit_position)
+        lap_shift, lease_shift = [(-1, 0), (1, 0), (0, -1), (0, 1)][b % 4]
+        worker.commit(worker.submit_position, lap_shift, lease_shift)
+
+    def do_overrun(self, worker: Worker, a: int, b: int) -> None:
+        """Writes over records that the scheduler may not have taken, ahead of its position."""
+        position = worker.submit_position + b % (2 * self.limits.submit_slots)
+        worker.write_record(worker.good_record(Random(a), long=False), position)
+        worker.commit(position)
+
+    def do_cancel(self, worker: Worker, a: int, b: int) -> None:
+        """Cancels a submission of this lease: early, late, again."""
+        first, end = worker.first_position, worker.submit_position
+        worker.cancel(first + a % max(1, end - first) if b % 2 else max(0, end - 1 - a % 4))
+
+    def do_cancel_bad(self, worker: Worker, a: int, b: int) -> None:
+        """Cancels what is not there."""
+        targets = [worker.submit_position + a % 3, 2**64 - 1, 2**32 + worker.first_position, a, worker.first_position]
+        worker.cancel(targets[b % 5], lap_shift=(a % 5 == 0) * (1 - 2 * (b % 2)))
+
+    def do_read(self, worker: Worker, a: int, b: int) -> None:
+        """Reads some of the log."""
+        start, expected = worker.read_position, self.twin.channels[worker.channel].history
+        found = worker.read(1 + a % 8 if b % 4 else 1 << 30)
+        assert found == expected[start : start + len(found)]
+
+    def do_wrong_read(self, worker: Worker, a: int, b: int) -> None:
+        """Any read cursor; one within the unread records gives those away."""
+        written = worker.out("log_written")
+        worker.write_log_read([written + 1 + a % 4, 2**64 - 1, max(0, worker.read_position - a % 4), 0][b % 4])
+
+    def do_scribble(self, worker: Worker, a: int, b: int) -> None:
+        """Changes the whole prompt heap."""
+        worker.scribble(Random(a))
+
+    def do_noise(self, worker: Worker, a: int, b: int) -> None:
+        """Random words into control words and rings."""
+        worker.noise(Random(a))
+
+    def do_command(self, worker: Worker, a: int, b: int) -> None:
+        """Drains or runs."""
+        self.command = Command.DRAIN if a % 3 == 0 else Command.RUN
+
+    def do_step(self, worker: Worker, a: int, b: int) -> None:
+        """One step, usually soon after the last one."""
+        timeout = self.limits.lease_timeout_ns
+        self.now_ns += [MILLISECOND, timeout // 2, timeout, 0][b % 4 if b % 11 == 0 else 0]
+        self.step(Random(a))
+
+    # a step
+
+    def step(self, rng: Random, faults: bool = True) -> host.Plan:
+        """Steps both, compares, checks the invariants, samples for the next step."""
+        for worker in self.workers:
+            worker.before_step()
+        self._note_given()
+        quiet, before = self._quiet(), self.outbound.bytes.tobytes()
+        plan = self.core.step(np.array(self.sampled, np.int32), self.now_ns, self.command)
+        expected = self.twin.step(self.sampled, self.now_ns, self.command)
+        assert_same_plan(plan, expected)
+        assert_same_outbound(self.outbound, self.twin.outbound)
+        self.core.audit()
+        assert not quiet or self._nothing_happened(plan, before), "the poll missed news"
+        self._check(plan)
+        for worker in self.workers:
+            worker.after_step()
+        self.started, self.last_command = True, self.command
+        self.was_live = [worker.out("live") == 1 for worker in self.workers]
+        self.sampled = [self._sample(rng, faults) for _ in range(len(plan.rows))]
+        self.sampling = [
+            (int(work["channel"]), int(work["position"])) for work in plan.works if work["row"] != 2**32 - 1
+        ]
+        return plan
+
+    def _quiet(self) -> bool:
+        """Whether the core, with nothing to compute, says that a step now would do nothing."""
+        idle = self.started and self.core.plan().tokens == 0
+        return idle and self.command == self.last_command and not self.core.poll(0)
+
+    def _nothing_happened(self, plan: host.Plan, before: bytes) -> bool:
+        """Nothing but heartbeats and leases that ran out, of which a poll knows nothing."""
+        if plan.tokens or any(self.was_live[worker.channel] and not worker.out("live") for worker in self.workers):
+            return plan.tokens == 0
+        now = np.frombuffer(self.outbound.bytes.tobytes(), np.uint64).copy()
+        for name in ("heartbeat", "log_stalls"):
+            at = self.outbound.telemetry_at(name)
+            now[at] = np.frombuffer(before, np.uint64)[at]
+        return now.tobytes() == before
+
+    def _sample(self, rng: Random, faults: bool) -> int:
+        if faults and rng.random() < 0.01:
+            return rng.choice([-1, self.limits.vocab_size, 2**31 - 1, -(2**31)])
+        return rng.randrange(self.limits.vocab_size)
+
+    def _note_given(self) -> None:
+        for owner, token in zip(self.sampling, self.sampled, strict=True):
+            self.given.setdefault(owner, []).append(token)
+
+    def _check(self, plan: host.Plan) -> None:
+        limits = self.limits
+        assert plan.tokens <= limits.token_budget
+        assert len(plan.works) <= limits.max_running
+        assert plan.tokens == 0 or plan.header["bucket"] == min(size for size in limits.buckets if size >= plan.tokens)
+        self.kv.run(plan)
+        alive = {(each.channel, each.position) for each in self.twin.arrived if each.stage is Stage.RUNNING}
+        self.kv.keep_only(alive)
+        held = sum(-(-int(work["context_tokens"]) // limits.block_tokens) for work in plan.works)
+        assert held <= self.outbound.telemetry("blocks_used") <= limits.blocks - 1
+        if self.outbound.telemetry("log_stalls") == 0:
+            self._check_order(plan)
+
+    def _check_order(self, plan: host.Plan) -> None:
+        """Without stalls, prompts of more than one token start in the order in which they were submitted."""
+        for work in plan.works[int(plan.header["decode_works"]) :]:
+            channel, position = int(work["channel"]), int(work["position"])
+            if work["context_tokens"] == work["query_tokens"]:
+                assert position > self.first_seen.get(channel, -1), "not first come, first served"
+                self.first_seen[channel] = position
+
+    # the end of a history
+
+    def finish(self) -> None:
+        """All workers behave: whatever a history did, everything ends and all blocks come back."""
+        for worker in self.workers:
+            worker.muted = False
+            if not worker.live:
+                worker.ask()
+        self.command = Command.DRAIN
+        rng = Random(1)
+        self.step(rng, faults=False)
+        stuck = 0
+        for _ in range(self._steps_needed()):
+            live, moved = self._finish_step(rng)
+            stuck = 0 if moved else stuck + 1
+            assert stuck < 2, "no progress"
+            if live == 0:
+                break
+        assert self.outbound.telemetry("blocks_used") == 0
+        assert self.outbound.telemetry("running") == self.outbound.telemetry("waiting") == 0
+        for worker in self.workers:
+            self._check_ledgers(worker)
+
+    def _finish_step(self, rng: Random) -> tuple[int, bool]:
+        """One step with everything read: sequences left, and whether anything happened."""
+        for worker in self.workers:
+            self.do_read(worker, 0, 0)
+        before = self._situation()
+        self.now_ns += MILLISECOND
+        plan = self.step(rng, faults=False)
+        return int(plan.header["live"]), plan.tokens > 0 or self._situation() != before
+
+    def _situation(self) -> tuple[int, list[int]]:
+        return len(self.twin.arrived), [worker.out("log_written") for worker in self.workers]
+
+    def _steps_needed(self) -> int:
+        """One token in two steps would do (in a log of one record the reader comes in between), and some for the ends."""
+        left = sum(each.prompt + each.max_tokens - each.computed for each in self.twin.arrived)
+        return 2 * left + 2 * len(self.twin.arrived) + 2
+
+    def _check_ledgers(self, worker: Worker) -> None:
+        """Every submission taken under the lease has exactly one last record, and its own tokens."""
+        self.do_read(worker, 0, 0)
+        if not worker.live or worker.skipped:
+            return
+        taken = range(worker.first_position, worker.out("submit_read"))
+        assert set(worker.ledgers) <= set(taken)
+        for position in taken:
+            ledger = worker.ledgers.get(position)
+            assert ledger is not None, f"submission {position} got no record"
+            assert ledger.last is not None, f"submission {position} never ended"
+            given = self.given.get((worker.channel, position), [])
+            vocabulary = range(self.limits.vocab_size)
+            assert ledger.tokens == [token for token in given if token in vocabulary]
+            assert ledger.last[0] != RecordKind.REJECT or not given

@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
     report.show(summary, Console(), title=f"{model} at {arguments.url}")
     for kind in summary.errors:
         detail = next(record.detail for record in load.records if record.error == kind)
-        console.print(f"first {kind}: {detail}", markup=False, highlight=False)
+        console.print(f"first {kind}: {detail}", markup=False, highlight=False, soft_wrap=True)
     if arguments.json:
         report.write_json(arguments.json, settings_of(arguments, model), summary, load.records)
     return 0 if summary.succeeded else 1

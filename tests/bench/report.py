@@ -32,13 +32,15 @@ DISTRIBUTIONS = (
 
 def show(summary: Summary, console: Console, title: str = "") -> None:
     """Prints the tables of one run."""
-    console.print(_times(summary, title))
+    if title:
+        console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
+    console.print(_times(summary))
     for name, value in _figures(summary):
-        console.print(f"{name:<22}{value}", highlight=False, markup=False)
+        console.print(f"{name:<18}{value}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _times(summary: Summary, title: str) -> Table:
-    table = Table(title=title or None, title_justify="left")
+def _times(summary: Summary) -> Table:
+    table = Table()
     table.add_column("milliseconds")
     for name in ("mean", "P50", "P90", "P99", "max"):
         table.add_column(name, justify="right")

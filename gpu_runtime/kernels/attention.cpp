@@ -31,23 +31,19 @@ struct Query {
   int64_t context;      // keys to attend to
 };
 
-// The keys and values of one sequence and one key/value head.
+// The keys and values of one sequence and one key/value head: those of position j begin `at[j]` floats in.
 struct Cache {
   const float* keys;
   const float* values;
-  const int32_t* blocks;
-  int64_t block_tokens, stride, dim;
-
-  BLINK_INLINE int64_t at(int64_t j) const {
-    return (blocks[j / block_tokens] * block_tokens + j % block_tokens) * stride;
-  }
+  const int64_t* at;
+  int64_t dim;
 };
 
 // scores[j] of Queries queries for Keys keys from `j` on.
 template <int Queries, int Keys>
 BLINK_INLINE void score(const Query* queries, const Cache& cache, int64_t j, float scale) {
   const float* keys[Keys];
-  for (int c = 0; c < Keys; ++c) keys[c] = cache.keys + cache.at(j + c);
+  for (int c = 0; c < Keys; ++c) keys[c] = cache.keys + cache.at[j + c];
   Floats sums[Queries][Keys] = {};
   for (int64_t k = 0; k < cache.dim; k += kLanes) {
     Floats b[Keys];
@@ -78,7 +74,7 @@ BLINK_INLINE void blend(const Query* queries, const Cache& cache, int64_t k, int
     for (int c = 0; c < Chunks; ++c) load(queries[q].out + k + c * kLanes, sums[q][c]);
   }
   for (int64_t j = begin; j < end; ++j) {
-    const float* value = cache.values + cache.at(j) + k;
+    const float* value = cache.values + cache.at[j] + k;
     Floats v[Chunks];
     for (int c = 0; c < Chunks; ++c) load(value + c * kLanes, v[c]);
     for (int q = 0; q < Queries; ++q) {
@@ -177,26 +173,43 @@ struct Step {
   float* out;
 };
 
-// One tile, for the query heads that share key/value head `head`. Scores: [kQueries][stride].
-void attend_tile(const Step& step, const Tile& tile, int64_t head, float* scores, int64_t stride) {
+// What a thread needs while it works on a tile.
+struct Scratch {
+  std::vector<float> scores;  // [kQueries][stride]
+  std::vector<int64_t> at;    // [stride]
+  int64_t stride;
+
+  explicit Scratch(int64_t size)
+      : scores(static_cast<size_t>(size * kQueries)), at(static_cast<size_t>(size)), stride(size) {}
+};
+
+// Block by block: a division for each key took as long as the key's products.
+void locate(const int32_t* blocks, int64_t context, int64_t block_tokens, int64_t width, int64_t* at) {
+  for (int64_t begin = 0; begin < context; begin += block_tokens) {
+    const int64_t first = *blocks++ * block_tokens;
+    const int64_t count = std::min(block_tokens, context - begin);
+    for (int64_t j = 0; j < count; ++j) at[begin + j] = (first + j) * width;
+  }
+}
+
+// One tile, for the query heads that share key/value head `head`.
+void attend_tile(const Step& step, const Tile& tile, int64_t head, Scratch& scratch) {
   const Shape& shape = step.shape;
   const int64_t dim = shape.head_dim;
   const int64_t group = shape.query_heads / shape.kv_heads;
-  const Cache cache{step.key_cache + head * dim,
-                    step.value_cache + head * dim,
-                    step.block_table + tile.work->slot * shape.table_columns,
-                    shape.block_tokens,
-                    shape.kv_heads * dim,
-                    dim};
   const int64_t before = static_cast<int64_t>(tile.work->context_tokens) - tile.work->query_tokens;
+  const int64_t first_context = before + (tile.token - tile.work->query_start) + 1;
+  locate(step.block_table + tile.work->slot * shape.table_columns, first_context + tile.tokens - 1, shape.block_tokens,
+         shape.kv_heads * dim, scratch.at.data());
+  const Cache cache{step.key_cache + head * dim, step.value_cache + head * dim, scratch.at.data(), dim};
   Query queries[kQueries];
   int64_t count = 0;
-  for (int64_t t = tile.token; t < tile.token + tile.tokens; ++t) {
-    const int64_t context = before + (t - tile.work->query_start) + 1;
+  for (int64_t t = 0; t < tile.tokens; ++t) {
     for (int64_t g = 0; g < group; ++g) {
-      const int64_t first = (t * shape.query_heads + head * group + g) * dim;
-      queries[count] = {step.queries + first, step.out + first, scores + count * stride, context};
-      if (++count == kQueries) {
+      const int64_t from = ((tile.token + t) * shape.query_heads + head * group + g) * dim;
+      float* scores = scratch.scores.data() + count * scratch.stride;
+      queries[count++] = {step.queries + from, step.out + from, scores, first_context + t};
+      if (count == kQueries) {
         attend_best(queries, count, cache);
         count = 0;
       }
@@ -280,11 +293,11 @@ BLINK_EXPORT void blink_paged_attention(const float* queries, const float* key_c
   const auto tasks = static_cast<int64_t>(tiles.size()) * shape->kv_heads;
 #pragma omp parallel if (tasks > 0)
   {
-    std::vector<float> scores(static_cast<size_t>(stride * blink::kQueries));
+    blink::Scratch scratch(stride);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < tasks; ++i) {
       const blink::Tile& tile = tiles[static_cast<size_t>(i / shape->kv_heads)];
-      blink::attend_tile(step, tile, i % shape->kv_heads, scores.data(), stride);
+      blink::attend_tile(step, tile, i % shape->kv_heads, scratch);
     }
   }
 }

@@ -23,9 +23,15 @@ typedef int32_t Ints __attribute__((vector_size(32)));
 BLINK_INLINE void load(const float* from, Floats& to) { memcpy(&to, from, sizeof(to)); }
 BLINK_INLINE void store(float* to, const Floats& from) { memcpy(to, &from, sizeof(from)); }
 
-// Sum of the lanes, always in the same order.
+// Sum of the lanes, always in the same order: halves, quarters, the last two.
 BLINK_INLINE float sum_lanes(const Floats& v) {
-  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+  typedef float Quad __attribute__((vector_size(16)));
+  Quad low, high;
+  memcpy(&low, &v, sizeof(low));
+  memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof(low), sizeof(high));
+  const Quad four = low + high;
+  const Quad two = four + __builtin_shufflevector(four, four, 2, 3, 2, 3);
+  return two[0] + two[1];
 }
 
 // e^x for x <= 0, relative error below 3e-7 (checked in the tests); below -87 the result is 0. Range reduction by

@@ -23,7 +23,7 @@ HI = [{"role": "user", "content": "hi"}]
 @pytest.fixture(scope="module")
 def shared() -> Iterator[FrontEnd]:
     flags = ("--workers", "1", "--no-access-log", "--queue-depth", "40", "--max-body-bytes", str(4 << 20))
-    with front_end(*flags, "--body-timeout", "1", "--header-timeout", "1") as running:
+    with front_end(*flags, "--body-timeout", "1", "--header-timeout", "1", "--keep-alive", "1.5") as running:
         yield running
 
 
@@ -374,3 +374,16 @@ def test_slow_and_broken_clients(front: FrontEnd) -> None:
         assert answer.startswith(b"HTTP/1.1 400")
         assert json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]["code"] == "invalid_http"
     assert talk(b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 400")
+
+
+def test_an_idle_connection_is_kept_for_the_chosen_time(front: FrontEnd) -> None:
+    host, port = front.http.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as raw:
+        for _ in range(2):
+            raw.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            received = b""
+            while not received.endswith(b"}"):
+                received += raw.recv(65536)
+            assert received.startswith(b"HTTP/1.1 200")
+            time.sleep(1.0)
+        assert raw.recv(65536) == b""

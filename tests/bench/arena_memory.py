@@ -63,13 +63,9 @@ class Memory:
         self.cancels = [
             self._inbound(c, self._in.channel_cancel_offset, arena.CancelRecord, s.cancel_slots) for c in channels
         ]
-        self.heap = [
-            self._inbound(c, self._in.channel_heap_offset, np.dtype("<u4"), s.heap_tokens) for c in channels
-        ]
+        self.heap = [self._inbound(c, self._in.channel_heap_offset, np.dtype("<u4"), s.heap_tokens) for c in channels]
         self.out = [self._outbound(c, self._out.channel_control_offset, arena.ChannelOut, 1)[0] for c in channels]
-        self.log = [
-            self._outbound(c, self._out.channel_log_offset, arena.TokenRecord, s.log_slots) for c in channels
-        ]
+        self.log = [self._outbound(c, self._out.channel_log_offset, arena.TokenRecord, s.log_slots) for c in channels]
         start = self._out.telemetry_offset
         self.telemetry = self.outbound[start : start + arena.Telemetry.itemsize].view(arena.Telemetry)[0]
 

@@ -70,13 +70,13 @@ def test_a_chain_that_dies(tiny_server: Serving) -> None:
     """Open streams end with an error event, readiness fails, and the runtime says so by its exit status."""
     chain = tiny_server.child("gpu_runtime.chain.soft")
     events = []
-    with httpx.Client(timeout=30) as client:
-        with client.stream("POST", f"{tiny_server.http}/v1/completions", json=body(480, stream=True)) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("data: "):
-                    events.append(line.removeprefix("data: "))
-                    if len(events) == 2:
-                        chain.kill()
+    url = f"{tiny_server.http}/v1/completions"
+    with httpx.stream("POST", url, json=body(480, stream=True), timeout=30) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                events.append(line.removeprefix("data: "))
+                if len(events) == 2:
+                    chain.kill()
     assert events[-1] == "[DONE]"
     assert "error" in json.loads(events[-2])
     assert tiny_server.process.wait(40) == 1
@@ -85,8 +85,6 @@ def test_a_chain_that_dies(tiny_server: Serving) -> None:
 
 def test_a_stopped_front_end_loses_its_lease(tiny_model: Path, tmp_path: Path) -> None:
     """The device ends the sequences of a worker that no longer beats; the worker, resumed, serves again."""
-    from tests.e2e.serving import free_port  # noqa: F401  (ports are taken by `serving`)
-
     with serving(tmp_path, str(tiny_model), "tiny") as server:
         worker = server.child("dpu_service.worker")
         page = telemetry_of(server)
@@ -108,9 +106,7 @@ def test_a_stopped_front_end_loses_its_lease(tiny_model: Path, tmp_path: Path) -
 def open_session(server: Serving, name: str) -> control_pb2.OpenSessionResponse:
     with grpc.insecure_channel(server.control) as channel:
         return ControlStub(channel).OpenSession(
-            control_pb2.OpenSessionRequest(
-                front_end=name, channels=1, transport="shm", layout_hash=arena.LAYOUT_HASH
-            ),
+            control_pb2.OpenSessionRequest(front_end=name, channels=1, transport="shm", layout_hash=arena.LAYOUT_HASH),
             timeout=10,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from gpu_runtime.model.source import ModelFolder, resolve_model
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_runtime.model.source import ModelFolder, open_folder
 
+from gpu_runtime.model.source import ModelFolder, open_folder
 from tests.models import Driver
 from tests.tiny import FAMILIES, make_tiny, save_tiny
 
@@ -53,16 +53,12 @@ def test_logits_of_the_default_model(default_model: ModelFolder, reference, prom
     assert (driver.step({0: ids}, every=True) - reference_logits(reference, ids)).abs().max() < TOLERANCE
 
 
-def test_logits_of_a_mixed_chunked_batch(
-    default_model: ModelFolder, reference, prompts: dict[int, list[int]]
-) -> None:
+def test_logits_of_a_mixed_chunked_batch(default_model: ModelFolder, reference, prompts: dict[int, list[int]]) -> None:
     """Decodes and prompt chunks in one step: each row equals the row of a whole pass over its sequence."""
     driver = Driver(default_model)
     driver.step({0: prompts[0][:-1], 1: prompts[3][:7]})
     logits = driver.step({0: prompts[0][-1:], 1: prompts[3][7:20], 2: prompts[2]})
-    expected = [
-        reference_logits(reference, ids)[-1] for ids in (prompts[0], prompts[3][:20], prompts[2])
-    ]
+    expected = [reference_logits(reference, ids)[-1] for ids in (prompts[0], prompts[3][:20], prompts[2])]
     assert (logits - torch.stack(expected)).abs().max() < TOLERANCE
 
 

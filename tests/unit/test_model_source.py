@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from gpu_runtime.model.config import ModelConfig, eos_token_ids
 from gpu_runtime.model.errors import ModelError
 from gpu_runtime.model.gguf import gguf_name, undo_permutation
 from gpu_runtime.model.safetensors_writer import SafetensorsWriter
 from gpu_runtime.model.source import ModelFolder, open_folder, resolve_model
 from gpu_runtime.model.tensors import read_header
-
 from tests.tiny import save_tiny
 
 LLAMA = {
@@ -162,10 +162,14 @@ def test_the_default_model(default_model: ModelFolder) -> None:
     assert default_model.eos_token_ids == (2,)
 
 
-@pytest.mark.parametrize("text", ["Hello, world!", "naïve café ☕ 日本語", "def f(x):\n\treturn x  # ok", "2024-12-31", ""])
+TEXTS = ["Hello, world!", "naïve café ☕ 日本語", "def f(x):\n\treturn x  # ok", "2024-12-31", ""]
+
+
+@pytest.mark.parametrize("text", TEXTS)
 def test_tokenizer_equals_the_import_of_transformers(default_model: ModelFolder, text: str) -> None:
-    from gpu_runtime.model.source import _default_gguf
     from tokenizers import Tokenizer
+
+    from gpu_runtime.model.source import _default_gguf
 
     tokenizer = Tokenizer.from_file(str(default_model.path / "tokenizer.json"))
     ids = tokenizer.encode(text).ids

@@ -78,6 +78,7 @@ class Worker:
         finally:
             self._tell()
         self._pumping = asyncio.create_task(self._service.serving.pump.run())
+        self._pumping.add_done_callback(_check_pump)
 
     async def _serving(self, session: Session) -> Serving:
         geometry = session.geometry
@@ -139,6 +140,13 @@ class Worker:
             metrics.SEQUENCES_IN_FLIGHT.set(serving.pump.in_flight if serving else 0)
             metrics.SEQUENCES_WAITING.set(serving.pump.waiting if serving else 0)
             await asyncio.sleep(SAMPLE_SECONDS)
+
+
+def _check_pump(pumping: asyncio.Task[None]) -> None:
+    """A worker that no longer follows its channel is of no use: it ends, and the supervisor starts another."""
+    if not pumping.cancelled() and (error := pumping.exception()) is not None:
+        log.critical("the pump failed", exc_info=error)
+        os._exit(1)
 
 
 async def _within(seconds: float, event: asyncio.Event) -> bool:

@@ -128,6 +128,7 @@ class Pump:
         self._queue.extend(made)
         self._not_started += count
         self._submit_queued()
+        self._last_news = time.monotonic()  # poll for the first token as for any other
         self._wakeup.set()
         return made
 

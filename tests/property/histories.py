@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 
 from tests.property.limits import Limits
 from tests.property.world import Action
@@ -39,8 +40,8 @@ def draw_limits(draw: Draw) -> Limits:
     vocab = draw(3, 40)
     return Limits(
         channels=draw(1, 3),
-        submit_slots=1 << draw(0, 3),
-        cancel_slots=1 << draw(0, 3),
+        submit_slots=1 << draw(0, 4),
+        cancel_slots=1 << draw(0, 4),
         log_slots=1 << draw(0, 4),
         heap_tokens=draw(1, 48),
         vocab_size=vocab,
@@ -56,13 +57,30 @@ def draw_limits(draw: Draw) -> Limits:
     )
 
 
+LONG = Limits(
+    channels=4,
+    submit_slots=16,
+    cancel_slots=16,
+    log_slots=64,
+    heap_tokens=512,
+    vocab_size=500,
+    max_model_tokens=120,
+    max_sequences=48,
+    max_running=24,
+    token_budget=64,
+    block_tokens=4,
+    blocks=200,
+    blocks_per_sequence=30,
+    eos_tokens=(7, 8),
+    buckets=(8, 24, 64),
+)
+"""For long histories: as many sequences as a small server has, and a pool that they exhaust."""
+
+
 def draw_action(draw: Draw, mix: dict[str, int], channels: int) -> Action:
     """One action of a mix of weighted kinds."""
     at = draw(0, sum(mix.values()) - 1)
-    for kind, weight in mix.items():
-        if at < weight:
-            break
-        at -= weight
+    kind = next(kind for kind, end in zip(mix, accumulate(mix.values()), strict=True) if at < end)
     return Action(kind, draw(0, channels - 1), draw(0, 1 << 20), draw(0, 1 << 10))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from gpu_runtime.scheduler import host, layout
 from tests.property.limits import Limits
 
@@ -33,7 +35,7 @@ class KvModel:
         for work in plan.works:
             self._check_context(plan, work)
 
-    def _check_context(self, plan: host.Plan, work: host.np.void) -> None:
+    def _check_context(self, plan: host.Plan, work: np.void) -> None:
         owner, context = (int(work["channel"]), int(work["position"])), int(work["context_tokens"])
         size = self.limits.block_tokens
         row = plan.block_table[int(work["slot"])].tolist()[: -(-context // size)]

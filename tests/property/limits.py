@@ -64,7 +64,7 @@ class Region:
 
     def __init__(self, size: int) -> None:
         self.bytes = aligned_bytes(size)
-        self.view = memoryview(self.bytes)
+        self.view = self.bytes.data
         self.words = self.view.cast("Q")
         self.halves = self.view.cast("I")
 

@@ -163,7 +163,9 @@ class Worker:
         elif fault == 3:
             record["max_tokens"] = 0
         elif fault == 4:
-            record["max_tokens"] = rng.choice([(limits.max_model_tokens - prompt + 1) & far, far, (far - prompt + 1) & far])
+            record["max_tokens"] = rng.choice(
+                [(limits.max_model_tokens - prompt + 1) & far, far, (far - prompt + 1) & far]
+            )
         elif fault == 5:
             most = min(limits.blocks - 1, limits.blocks_per_sequence) * limits.block_tokens
             record["max_tokens"] = max(1, most + 2 - prompt)
@@ -231,4 +233,3 @@ class Worker:
         for _ in range(rng.randint(1, 8)):
             word = rng.choice([rng.getrandbits(64), rng.getrandbits(8), 0, 2**64 - 1])
             self.inbound.words[base + rng.randrange(size)] = word
-

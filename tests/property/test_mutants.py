@@ -1,0 +1,255 @@
+"""The random histories have teeth: a twin with one wrong rule is found out within a few hundred of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from blink_proto import arena
+from blink_proto.arena import ErrorCode
+
+from gpu_runtime.scheduler import layout
+from tests.property.histories import MIXES, draw_history, draw_limits
+from tests.property.limits import Inbound, Limits
+from tests.property.twin import SchedulerTwin, Sequence, Stage
+from tests.property.world import World
+
+HISTORIES = 600
+
+
+class RoomOffByOne(SchedulerTwin):
+    """May sample one token more than the log has room for."""
+
+    def log_room(self, channel: int) -> int:
+        return super().log_room(channel) + 1
+
+
+class EndingForgotten(SchedulerTwin):
+    """Gives room away that is due to ending sequences."""
+
+    def log_room(self, channel: int) -> int:
+        return self.log_free(channel)
+
+
+class NoLapCheck(SchedulerTwin):
+    """Takes records of any lap."""
+
+    def is_committed(self, at: int, position: int, slots: int, lease: int) -> bool:
+        lap, holder = arena.unpack_commit_word(self.inbound.words[at // 8])
+        return bool(lap != 0 and holder == lease)
+
+
+class NoLeaseCheck(SchedulerTwin):
+    """Takes records of any lease."""
+
+    def is_committed(self, at: int, position: int, slots: int, lease: int) -> bool:
+        lap, _ = arena.unpack_commit_word(self.inbound.words[at // 8])
+        return bool(lap == 1 + position // slots)
+
+
+class NoReservation(SchedulerTwin):
+    """Admits what fits now."""
+
+    def reservation(self, sequence: Sequence) -> int:
+        return self.blocks_for(len(sequence.tokens))
+
+
+class ReservesLastToken(SchedulerTwin):
+    """Keeps a position for the last token, which is never computed."""
+
+    def reservation(self, sequence: Sequence) -> int:
+        return self.blocks_for(sequence.prompt + sequence.max_tokens)
+
+
+class AdmitsOutOfOrder(SchedulerTwin):
+    """Lets a small sequence pass one that does not fit."""
+
+    def admit(self) -> list[Sequence]:
+        running = [each for each in self.arrived if each.stage is Stage.RUNNING]
+        for sequence in [each for each in self.arrived if each.stage is Stage.WAITING]:
+            reserved = sum(self.reservation(each) for each in [*running, sequence])
+            if len(running) < self.limits.max_running and reserved <= self.limits.blocks - 1:
+                sequence.stage = Stage.RUNNING
+                running.append(sequence)
+        return [each for each in self.arrived if each.stage is Stage.RUNNING]
+
+
+class DecodesWait(SchedulerTwin):
+    """Serves strictly in order of arrival, decodes not first."""
+
+    def share_out(self, running: list[Sequence]) -> tuple[list[Sequence], list[tuple[Sequence, int]]]:
+        decodes, chunks = super().share_out(running)
+        ones = [(each, 1) for each in decodes]
+        return [], sorted(ones + chunks, key=lambda share: running.index(share[0]))
+
+
+class CapsTheOldest(SchedulerTwin):
+    """Gives the log's room to the newest sequences."""
+
+    def capped(self, running: list[Sequence]) -> list[Sequence]:
+        return super().capped(running[::-1])
+
+
+class IgnoresFlag(SchedulerTwin):
+    """The model's stop tokens always stop."""
+
+    def is_stop(self, sequence: Sequence, token: int) -> bool:
+        return token in sequence.stops or token in self.limits.eos_tokens
+
+
+class FlagCoversStops(SchedulerTwin):
+    """IGNORE_EOS switches the submission's own stop tokens off too."""
+
+    def is_stop(self, sequence: Sequence, token: int) -> bool:
+        return not sequence.ignore_eos and super().is_stop(sequence, token)
+
+
+class TakesBadSample(SchedulerTwin):
+    """Believes the token that equals the vocabulary's size."""
+
+    def take_token(self, sequence: Sequence, token: int) -> int | None:
+        return super().take_token(sequence, token - (token == self.limits.vocab_size))
+
+
+class TurnStays(SchedulerTwin):
+    """The first channel always comes first."""
+
+    def intake(self, now_ns: int, command: int) -> None:
+        self.turn = 0
+        super().intake(now_ns, command)
+
+
+class TakesWhileDraining(SchedulerTwin):
+    """Goes on taking submissions."""
+
+    def intake(self, now_ns: int, command: int) -> None:
+        super().intake(now_ns, layout.Command.RUN)
+
+
+class LateExpiry(SchedulerTwin):
+    """A lease lives one nanosecond too long."""
+
+    def __init__(self, limits: Limits, inbound: Inbound) -> None:
+        super().__init__(replace(limits, lease_timeout_ns=limits.lease_timeout_ns + 1), inbound)
+
+
+class KeepsSequencesOfLostLease(SchedulerTwin):
+    """A lost lease leaves the sequences alone."""
+
+    def drop_channel(self, channel: int) -> None:
+        self.channels[channel].live = False
+
+
+class CountsErrorEachStep(SchedulerTwin):
+    """Counts a bad cursor in every step."""
+
+    def see_log_read(self, channel: int) -> None:
+        self.channels[channel].log_read_word = 2**64
+        super().see_log_read(channel)
+
+
+class BelievesAnyCursor(SchedulerTwin):
+    """A read cursor may go back."""
+
+    def see_log_read(self, channel: int) -> None:
+        super().see_log_read(channel)
+        state = self.channels[channel]
+        if state.live:
+            state.log_read = min(state.log_read_word, len(state.history))
+
+
+class WrongErrorOrder(SchedulerTwin):
+    """Checks the sampling before all else."""
+
+    def validate(self, channel: int, record: np.void) -> ErrorCode:
+        if not self.sampling_is_sound(float(record["temperature"]), float(record["top_p"])):
+            return ErrorCode.BAD_SAMPLING
+        return super().validate(channel, record)
+
+
+class PromptRangeWraps(SchedulerTwin):
+    """Checks the prompt's range in 32 bits."""
+
+    def validate(self, channel: int, record: np.void) -> ErrorCode:
+        error = super().validate(channel, record)
+        end = (int(record["prompt_offset"]) + int(record["prompt_tokens"])) % 2**32
+        passes = error is ErrorCode.BAD_PROMPT_RANGE and 0 < end <= self.limits.heap_tokens
+        return ErrorCode.CONTEXT_LENGTH if passes else error
+
+
+class CancelsOnce(SchedulerTwin):
+    """Takes one cancel record a channel and step."""
+
+    def cancel_target(self, channel: int, target: int) -> bool:
+        if self.cancelled_in[channel] == self.count["heartbeat"]:
+            return False
+        self.cancelled_in[channel] = self.count["heartbeat"]
+        return super().cancel_target(channel, target)
+
+    def __init__(self, limits: Limits, inbound: Inbound) -> None:
+        super().__init__(limits, inbound)
+        self.cancelled_in = [-1] * limits.channels
+
+
+class CancelTargetCut(SchedulerTwin):
+    """Looks at the low half of a cancel's target."""
+
+    def cancel_target(self, channel: int, target: int) -> bool:
+        return super().cancel_target(channel, target % 2**32)
+
+
+class LengthOffByOne(SchedulerTwin):
+    """Generates a token too many."""
+
+    def new_sequence(self, channel: int, record: np.void) -> Sequence:
+        sequence = super().new_sequence(channel, record)
+        sequence.max_tokens += 1
+        return sequence
+
+
+class ReadsPromptLate(SchedulerTwin):
+    """Reads the prompt from the heap when it is computed, not when the submission is taken."""
+
+    def __init__(self, limits: Limits, inbound: Inbound) -> None:
+        super().__init__(limits, inbound)
+        self.records: dict[Sequence, np.void] = {}
+
+    def new_sequence(self, channel: int, record: np.void) -> Sequence:
+        sequence = super().new_sequence(channel, record)
+        self.records[sequence] = record
+        return sequence
+
+    def admit(self) -> list[Sequence]:
+        running = super().admit()
+        for each in running:
+            each.tokens[: each.prompt] = self.prompt(each.channel, self.records[each])
+        return running
+
+
+def mutants() -> list[type[SchedulerTwin]]:
+    """All of this file."""
+    return [each for each in SchedulerTwin.__subclasses__() if each.__module__ == __name__]
+
+
+def disagrees(twin_type: type[SchedulerTwin], seed: int) -> bool:
+    """Whether one history shows a difference."""
+    rng = Random(seed)
+    world = World(draw_limits(rng.randint), twin_type)
+    try:
+        for action in draw_history(rng.randint, world.limits, 60, MIXES[seed % len(MIXES)]):
+            world.apply(action)
+        world.finish()
+    except (AssertionError, StopIteration):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: mutant.__name__)
+def test_mutant_is_found(mutant: type[SchedulerTwin]) -> None:
+    assert any(disagrees(mutant, seed) for seed in range(HISTORIES)), mutant.__doc__
+
+
+def test_the_twin_itself_is_not() -> None:
+    assert not any(disagrees(SchedulerTwin, seed) for seed in range(200))

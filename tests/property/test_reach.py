@@ -1,0 +1,61 @@
+"""What the random histories reach, and what they cannot: the wrap of the 16-bit lap."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from blink_proto import arena
+from blink_proto.arena import ErrorCode, Finish, RecordKind
+
+from tests.property.bench import Bench, CoreEngine
+from tests.property.histories import MIXES, draw_history, draw_limits
+from tests.property.world import World
+
+EXPECTED = {
+    *((RecordKind.TOKEN, finish, ErrorCode.NONE) for finish in (Finish.NONE, Finish.STOP, Finish.LENGTH)),
+    (RecordKind.END, Finish.CANCELLED, ErrorCode.NONE),
+    (RecordKind.END, Finish.ERROR, ErrorCode.BAD_SAMPLE),
+    *((RecordKind.REJECT, Finish.ERROR, code) for code in list(ErrorCode)[1:9]),
+}
+
+
+def test_random_histories_reach_every_record_and_counter() -> None:
+    """Counts how many histories show each; all must be common enough to be met by chance."""
+    seen: Counter[object] = Counter()
+    for seed in range(300):
+        rng = Random(seed)
+        world = World(draw_limits(rng.randint))
+        for action in draw_history(rng.randint, world.limits, 120, MIXES[seed % len(MIXES)]):
+            world.apply(action)
+        for channel in world.twin.channels:
+            seen.update(
+                {
+                    arena.unpack_token_head(head)[1:3] + arena.unpack_token_body(body)[1:2]
+                    for head, body in channel.history
+                }
+            )
+            seen["wrapped log"] += len(channel.history) > world.limits.log_slots
+            seen["wrapped submit ring"] += channel.submit_read > world.limits.submit_slots
+            seen["wrapped cancel ring"] += channel.cancel_read > world.limits.cancel_slots
+            seen["several leases"] += channel.lease > 1
+        seen["stalls"] += world.outbound.telemetry("log_stalls") > 0
+        seen["protocol errors"] += world.outbound.telemetry("protocol_errors") > 0
+    assert set(seen) >= EXPECTED
+    assert {what: count for what, count in seen.items() if count < 10} == {}
+
+
+def test_the_lap_of_the_token_log_wraps_without_a_zero() -> None:
+    """65535 laps of a log of one record, by rejects."""
+    bench = Bench(CoreEngine, log_slots=1, submit_slots=1)
+    worker = bench.workers[0]
+    laps = []
+    for position in range(65537):
+        worker.commit(position)
+        bench.step()
+        head, body = bench.engine.outbound.token_record(0, position)
+        assert head & 0xFFFF == body & 0xFFFF
+        assert head >> 32 == position
+        laps.append(head & 0xFFFF)
+        worker.write_log_read(position + 1)
+    assert laps == [*range(1, 65536), 1, 2]

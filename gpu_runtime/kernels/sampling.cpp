@@ -140,7 +140,7 @@ int32_t draw_truncated(const std::vector<float>& weights, const RowView& row, do
 
 int32_t sample(const float* logits, int64_t vocab, const RowView& row) {
   const int32_t best = best_token(logits, vocab);
-  if (best < 0 || row.temperature < kGreedyBelow || row.top_k == 1) return best;
+  if (best < 0 || !(row.temperature >= kGreedyBelow) || row.top_k == 1) return best;
   if (std::isinf(logits[best])) return best;
   std::vector<float> weights(static_cast<size_t>(vocab));
   weigh(logits, vocab, logits[best], row.temperature, weights.data());

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ class ModelConfig:
             raise ModelError(f"{heads} query heads cannot share {kv_heads} key/value heads")
         if head_dim % 8 or head_dim > 256:
             raise ModelError(f"head_dim {head_dim} is not supported (multiples of 8 up to 256)")
-        bias = bool(raw.get("attention_bias", architecture == "Qwen2ForCausalLM"))
+        bias = architecture == "Qwen2ForCausalLM" or (_takes_bias(architecture) and bool(raw.get("attention_bias")))
         return cls(
             architecture=architecture,
             vocab_size=_positive(raw, "vocab_size"),
@@ -77,13 +78,13 @@ class ModelConfig:
             num_key_value_heads=kv_heads,
             head_dim=head_dim,
             max_position_embeddings=_positive(raw, "max_position_embeddings"),
-            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
             rope_theta=_rope_theta(raw),
             rope_scaling=_rope_scaling(raw),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             qkv_bias=bias,
-            output_bias=bias and architecture in {"LlamaForCausalLM", "Qwen3ForCausalLM"},
-            mlp_bias=bool(raw.get("mlp_bias", False)),
+            output_bias=bias and _takes_bias(architecture),
+            mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias")),
             qk_norm=architecture == "Qwen3ForCausalLM",
         )
 
@@ -94,15 +95,15 @@ def eos_token_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
     Raises:
         ModelError: one is not in the vocabulary.
     """
-    found: set[int] = set()
+    found: list[Any] = []
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
             value = read_json(folder / name).get("eos_token_id")
-            found.update(value if isinstance(value, list) else [] if value is None else [value])
+            found += value if isinstance(value, list) else [] if value is None else [value]
     for token in found:
-        if not isinstance(token, int) or not 0 <= token < vocab_size:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
             raise ModelError(f"eos_token_id {token!r} is not in the vocabulary")
-    return tuple(sorted(found))
+    return tuple(sorted(set(found)))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{path.name} is missing in {path.parent}") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} does not hold a JSON object")
@@ -134,11 +135,24 @@ def _refuse_unsupported(raw: dict[str, Any], architecture: str) -> None:
         raise ModelError(f"hidden_act {raw['hidden_act']!r} is not supported, only silu")
     if raw.get("quantization_config"):
         raise ModelError("quantised safetensors are not supported; use the unquantised model or a GGUF file")
-    window = raw.get("sliding_window")
-    uses_window = raw.get("use_sliding_window", architecture == "MistralForCausalLM")
-    if window and uses_window and window < raw.get("max_position_embeddings", 0):
-        raise ModelError(f"sliding-window attention ({window} tokens) is not supported")
-    if any(kind != "full_attention" for kind in raw.get("layer_types") or []):
+    if raw.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ModelError("partial rotary embedding is not supported")
+    _refuse_sliding_window(raw, architecture)
+
+
+def _takes_bias(architecture: str) -> bool:
+    """Whether `attention_bias` means something: biases of all four projections. (Qwen2 has three of them always.)"""
+    return architecture in {"LlamaForCausalLM", "Qwen3ForCausalLM"}
+
+
+def _refuse_sliding_window(raw: dict[str, Any], architecture: str) -> None:
+    used = raw.get("use_sliding_window", architecture == "MistralForCausalLM")
+    if used and raw.get("sliding_window") is not None:
+        window, context = _positive(raw, "sliding_window"), _positive(raw, "max_position_embeddings")
+        if window < context:
+            raise ModelError(f"sliding-window attention ({window} of {context} positions) is not supported")
+    kinds = raw.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         raise ModelError("layers without full attention are not supported")
 
 
@@ -151,6 +165,15 @@ def _positive(raw: dict[str, Any], key: str, default: int | None = None) -> int:
     return value
 
 
+def _number(raw: dict[str, Any], key: str, default: float) -> float:
+    value = raw.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ModelError(f"config.json: {key} is {value!r}, not a positive number")
+    return float(value)
+
+
 def _rope_raw(raw: dict[str, Any]) -> dict[str, Any]:
     """`rope_parameters` (transformers 5) or `rope_scaling` (before)."""
     value = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
@@ -160,16 +183,20 @@ def _rope_raw(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rope_theta(raw: dict[str, Any]) -> float:
-    value = raw.get("rope_theta") or _rope_raw(raw).get("rope_theta") or 10000.0
-    if not isinstance(value, int | float) or not value > 0:
-        raise ModelError(f"config.json: rope_theta is {value!r}")
-    return float(value)
+    return _number(raw if raw.get("rope_theta") is not None else _rope_raw(raw), "rope_theta", 10000.0)
 
 
 def _rope_scaling(raw: dict[str, Any]) -> RopeScaling:
     rope = _rope_raw(raw)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in {"default", "linear", "llama3"}:
+    if kind not in ("default", "linear", "llama3"):
         raise ModelError(f"rope scaling {kind!r} is not supported; supported: default, linear, llama3")
-    fields = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    return RopeScaling(kind, **{name: rope[name] for name in fields if rope.get(name) is not None})
+    if kind == "default":
+        return RopeScaling()
+    factor = _number(rope, "factor", 1.0)
+    if kind == "linear":
+        return RopeScaling(kind, factor)
+    low, high = _number(rope, "low_freq_factor", 1.0), _number(rope, "high_freq_factor", 4.0)
+    if low >= high:
+        raise ModelError(f"config.json: low_freq_factor {low} is not below high_freq_factor {high}")
+    return RopeScaling(kind, factor, low, high, _positive(rope, "original_max_position_embeddings", 8192))

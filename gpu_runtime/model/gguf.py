@@ -92,11 +92,8 @@ def _fingerprint(path: Path) -> str:
 def _convert(path: Path, folder: Path, progress: Progress) -> None:
     progress(0, 0, "reading the GGUF file")
     fields, tensors = _read(path)
-    raw_config = build_config(fields, set(tensors))
+    raw_config = _write_metadata(path, folder, fields, set(tensors))
     config = ModelConfig.from_dict(raw_config)
-    build_tokenizer(fields).save(str(folder / "tokenizer.json"))
-    _write_json(folder / "tokenizer_config.json", tokenizer_config(fields))
-    _write_json(folder / "generation_config.json", {"eos_token_id": raw_config["eos_token_id"]})
     shapes = expected_shapes(config)
     undo = raw_config["model_type"] == "llama"
     with SafetensorsWriter(folder / "model.safetensors", shapes) as writer:
@@ -105,6 +102,21 @@ def _convert(path: Path, folder: Path, progress: Progress) -> None:
             writer.write(name, _tensor(tensors, name, shape, config, undo))
     # Last: its presence says that the folder is whole.
     _write_json(folder / "config.json", raw_config)
+
+
+def _write_metadata(path: Path, folder: Path, fields: dict[str, Any], tensor_names: set[str]) -> dict[str, Any]:
+    """Writes all but config.json, whose content it returns."""
+    try:
+        raw_config = build_config(fields, tensor_names)
+        build_tokenizer(fields).save(str(folder / "tokenizer.json"))
+        _write_json(folder / "tokenizer_config.json", tokenizer_config(fields))
+    except (ModelError, OSError):
+        raise
+    # A field that is missing or of another kind than its name promises; `tokenizers` raises plain Exceptions.
+    except Exception as error:
+        raise ModelError(f"the metadata of {path} is damaged: {error!r}") from error
+    _write_json(folder / "generation_config.json", {"eos_token_id": raw_config["eos_token_id"]})
+    return raw_config
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -130,8 +142,8 @@ def _tensor(
     tensor = tensors[theirs]
     try:
         values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
-    except NotImplementedError as error:
-        raise ModelError(f"GGUF tensor {theirs} has the unsupported type {tensor.tensor_type.name}") from error
+    except (NotImplementedError, ValueError) as error:
+        raise ModelError(f"GGUF tensor {theirs} of type {tensor.tensor_type.name} cannot be read: {error}") from error
     if values.shape != shape:
         raise ModelError(f"GGUF tensor {theirs} has shape {list(values.shape)}, not {list(shape)}")
     if undo and name.endswith("q_proj.weight"):

@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -66,30 +67,42 @@ class TensorFiles:
             ModelError: a tensor or file is missing, or has another shape or an unsupported type.
         """
         headers = {path: read_header(path) for path in _files(folder)}
-        found = {name: path for path, header in headers.items() for name in header if name != "__metadata__"}
+        found = {name: path for path, header in headers.items() for name in header}
         for name, shape in expected_shapes(config).items():
             if name not in found:
                 raise ModelError(f"{folder}: tensor {name} is missing")
-            entry = headers[found[name]][name]
-            if entry.get("dtype") not in DTYPES:
-                raise ModelError(f"{folder}: {name} has type {entry.get('dtype')}; supported: {', '.join(DTYPES)}")
-            if tuple(entry.get("shape", ())) != shape:
-                raise ModelError(f"{folder}: {name} has shape {entry.get('shape')}, not {list(shape)}")
+            _check_entry(folder, name, headers[found[name]][name], shape)
         return cls({name: found[name] for name in expected_shapes(config)})
+
+
+def _check_entry(folder: Path, name: str, entry: dict[str, Any], shape: tuple[int, ...]) -> None:
+    dtype = entry["dtype"]
+    if dtype not in DTYPES:
+        raise ModelError(f"{folder}: {name} has type {dtype}; supported: {', '.join(DTYPES)}")
+    if entry["shape"] != list(shape):
+        raise ModelError(f"{folder}: {name} has shape {entry['shape']}, not {list(shape)}")
+    begin, end = entry["data_offsets"]
+    if end - begin != prod(shape) * DTYPES[dtype]:
+        raise ModelError(f"{folder}: {name} takes {end - begin} bytes, which its shape does not")
 
 
 def _files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
-        if not names or any(not isinstance(name, str) or "/" in name or name.startswith(".") for name in names):
-            raise ModelError(f"{index} names no files, or files outside its folder")
-        return [folder / name for name in names]
-    return [folder / "model.safetensors"]
+    if not index.is_file():
+        return [folder / "model.safetensors"]
+    files = read_json(index).get("weight_map")
+    names = set(files.values()) if isinstance(files, dict) and all(map(_is_plain_name, files.values())) else set()
+    if not names:
+        raise ModelError(f"{index} names no files, or files outside its folder")
+    return [folder / name for name in sorted(names)]
+
+
+def _is_plain_name(name: object) -> bool:
+    return isinstance(name, str) and "/" not in name and not name.startswith(".")
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file: 8 bytes of length, then JSON (format: safetensors' own documentation).
+    """Type, shape and place of every tensor: 8 bytes of length, then JSON (format: safetensors' own documentation).
 
     Raises:
         ModelError: not such a file.
@@ -102,16 +115,28 @@ def read_header(path: Path) -> dict[str, Any]:
             header = json.loads(file.read(size))
     except FileNotFoundError as error:
         raise ModelError(f"{path.name} is missing in {path.parent}") from error
-    except (OSError, ValueError, struct.error) as error:
+    except (OSError, ValueError, RecursionError, struct.error) as error:
         raise ModelError(f"{path} is not a safetensors file: {error}") from error
     if not isinstance(header, dict):
         raise ModelError(f"{path} is not a safetensors file")
-    _check_extent(path, header, 8 + size)
-    return header
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    if not all(map(_is_entry, entries.values())):
+        raise ModelError(f"{path} is not a safetensors file: its header describes no tensors")
+    _check_extent(path, entries, 8 + size)
+    return entries
 
 
-def _check_extent(path: Path, header: dict[str, Any], data_start: int) -> None:
+def _is_entry(entry: object) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
+        return False
+    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
+        return False
+    return all(isinstance(size, int) and size >= 0 for size in shape + offsets) and offsets[0] <= offsets[1]
+
+
+def _check_extent(path: Path, entries: dict[str, Any], data_start: int) -> None:
     """A truncated file would only fault when its last page is touched."""
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    ends = [entry["data_offsets"][1] for entry in entries.values()]
     if data_start + max(ends, default=0) > path.stat().st_size:
         raise ModelError(f"{path} is truncated")

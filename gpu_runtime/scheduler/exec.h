@@ -15,6 +15,9 @@ inline constexpr uint32_t kNone = 0xFFFFFFFFu;
 // The host's executor. A device executor offers the same members with a barrier at the end of each, so a phase may
 // rely on everything that the member calls before it have written.
 struct HostExec {
+  // Everything written before is seen by all threads after.
+  void barrier() const {}
+
   // f(i) for every i below n, in any order.
   template <class F>
   void each(uint32_t n, F f) const {

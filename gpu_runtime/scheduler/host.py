@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,20 @@ class _PlanView(ctypes.Structure):
     ]
 
 
+_chosen: Path | None = None
+
+
+def use_library(path: Path | None) -> None:
+    """Takes another library with the same interface (`host.h`) for all schedulers made from now on, or the package's
+    own again: tests run the same histories on the GPU's build that way."""
+    global _chosen
+    _chosen = path
+    _library.cache_clear()
+
+
 @cache
 def _library() -> ctypes.CDLL:
-    library = load_library("_host_scheduler")
+    library = load_library("_host_scheduler") if _chosen is None else ctypes.CDLL(str(_chosen))
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "check": (ctypes.c_char_p, [pointer]),

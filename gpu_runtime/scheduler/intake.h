@@ -63,12 +63,16 @@ BLINK_FN void reject(State& state, uint32_t c, arena::ErrorCode error) {
   ++channel.rejected;
 }
 
+// Whether a submission of the channel could be taken now: the table has a slot, and the log a record for a refusal.
+BLINK_FN bool can_take(const State& state, const Channel& channel) {
+  return channel.live && state.free_slot_count > 0 && log_room_to_spare(state, channel) > 0;
+}
+
 // Copies the channel's next submission, if there is one and it need not wait, and checks all but its tokens.
 BLINK_FN void stage_submission(State& state, uint32_t c) {
   const Channel& channel = state.channels[c];
   Staged& staged = state.staged;
-  staged.present = channel.live && state.free_slot_count > 0 && log_room_to_spare(state, channel) > 0 &&
-                   submission_is_there(state, c);
+  staged.present = can_take(state, channel) && submission_is_there(state, c);
   if (!staged.present) return;
   staged.record = copy_record(submit_slot(state, c));
   staged.slot = state.free_slots[state.free_slot_count - 1];
@@ -80,7 +84,9 @@ template <class Exec>
 BLINK_FN bool take_submission(const Exec& exec, State& state, uint32_t c) {
   exec.leader([&] { stage_submission(state, c); });
   const Staged& staged = state.staged;
-  if (!staged.present) return false;
+  const bool present = staged.present != 0;
+  exec.barrier();  // all have read it before the leader stages the next one
+  if (!present) return false;
   const bool sane = staged.error == arena::ErrorCode::NONE;
   const bool known = sane && copy_prompt(exec, state, c, staged.slot, staged.record);
   exec.leader([&] {

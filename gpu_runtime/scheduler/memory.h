@@ -7,6 +7,37 @@
 
 namespace blink {
 
+#ifdef __CUDA_ARCH__
+
+// System scope: the writer may be a network card on the other side of the bus.
+BLINK_FN uint64_t load_acquire(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+
+BLINK_FN uint64_t load_relaxed(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+
+BLINK_FN uint32_t load_relaxed(const uint32_t* word) {
+  uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+
+BLINK_FN void store_release(uint64_t* word, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+BLINK_FN void store_relaxed(uint64_t* word, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+#else
+
 template <class T>
 BLINK_FN T load_acquire(const T* word) {
   return __atomic_load_n(word, __ATOMIC_ACQUIRE);
@@ -26,6 +57,8 @@ template <class T>
 BLINK_FN void store_relaxed(T* word, T value) {
   __atomic_store_n(word, value, __ATOMIC_RELAXED);
 }
+
+#endif
 
 // Copies a record word by word; the caller has seen its commit word by load_acquire.
 template <class Record>

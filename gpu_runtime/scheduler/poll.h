@@ -10,8 +10,9 @@ BLINK_FN bool channel_has_news(const State& state, uint32_t c) {
   const arena::ChannelIn* in = channel_in(state, c);
   if (load_relaxed(&in->lease) != channel.lease_seen) return true;
   if (!channel.live) return false;
-  if (state.draining == 0 && submission_is_there(state, c)) return true;
-  if (state.live > 0 && load_relaxed(&in->log_read) != channel.log_read_seen) return true;
+  if (state.draining == 0 && can_take(state, channel) && submission_is_there(state, c)) return true;
+  if (load_relaxed(&in->log_read) != channel.log_read_seen) return true;
+  if (channel.ending > 0 && log_room(state, channel) > 0) return true;  // the cursor came after this step's publish
   const uint32_t slots = state.config.cancel_slots;
   const auto* ring = inbound_part<arena::CancelRecord>(state, c, state.inbound_layout.channel_cancel_offset);
   const uint64_t expected = commit_word(channel, channel.cancel_next, slots);

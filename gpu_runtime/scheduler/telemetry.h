@@ -24,9 +24,11 @@ BLINK_FN void write_telemetry(const Exec& exec, State& state, arena::DeviceState
   exec.leader([&] {
     auto* page = reinterpret_cast<arena::Telemetry*>(state.outbound + state.outbound_layout.telemetry_offset);
     const Counters& counters = state.counters;
+    uint64_t ending = 0;
     uint64_t rejected = 0;
     uint64_t protocol_errors = 0;
     for (uint32_t c = 0; c < state.config.channels; ++c) {
+      ending += state.channels[c].ending;
       rejected += state.channels[c].rejected;
       protocol_errors += state.channels[c].protocol_errors;
     }
@@ -34,7 +36,7 @@ BLINK_FN void write_telemetry(const Exec& exec, State& state, arena::DeviceState
     store_relaxed(&page->state, static_cast<uint64_t>(device_state));
     store_relaxed(&page->steps, counters.steps);
     store_relaxed(&page->running, uint64_t{state.running});
-    store_relaxed(&page->waiting, uint64_t{state.live} - state.running);
+    store_relaxed(&page->waiting, state.live - state.running - ending);
     store_relaxed(&page->blocks_total, total);
     store_relaxed(&page->blocks_used, total - state.free_block_count);
     store_relaxed(&page->prompt_tokens, counters.prompt_tokens);

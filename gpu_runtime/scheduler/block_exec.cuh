@@ -1,0 +1,103 @@
+// The GPU's executor: one block, one thread per item, a barrier at the end of every member.
+#pragma once
+#include "blink_proto/arena.h"
+#include "scheduler/exec.h"
+
+namespace blink {
+
+inline constexpr uint32_t kWarp = 32;
+inline constexpr uint32_t kMaxWarps = 32;
+
+// What the threads of the block share while a member runs.
+struct BlockScratch {
+  uint64_t warp_sums[kMaxWarps];
+  uint32_t warp_counts[kMaxWarps][arena::MAX_CHANNELS];
+};
+
+struct BlockExec {
+  BlockScratch* scratch;
+
+  __device__ void barrier() const { __syncthreads(); }
+
+  template <class F>
+  __device__ void each(uint32_t n, F f) const {
+    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) f(i);
+    __syncthreads();
+  }
+
+  template <class Value, class Use>
+  __device__ uint64_t scan(uint32_t n, Value value, Use use) const {
+    uint64_t carry = 0;
+    for (uint32_t base = 0; base < n; base += blockDim.x) {
+      const uint32_t i = base + threadIdx.x;
+      const uint64_t own = i < n ? value(i) : 0;
+      const uint64_t inclusive = inclusive_sum(own);
+      const uint64_t sum = scratch->warp_sums[blockDim.x / kWarp - 1];
+      if (i < n) use(i, carry + inclusive - own);
+      carry += sum;
+      __syncthreads();
+    }
+    if (n == 0) __syncthreads();  // nothing to order but the reads of n itself
+    return carry;
+  }
+
+  template <class Key, class Use>
+  __device__ void rank(uint32_t n, uint32_t keys, uint32_t* counts, Key key, Use use) const {
+    each(keys, [&](uint32_t k) { counts[k] = 0; });
+    const uint32_t warp = threadIdx.x / kWarp;
+    const uint32_t lane = threadIdx.x % kWarp;
+    for (uint32_t base = 0; base < n; base += blockDim.x) {
+      for (uint32_t k = lane; k < keys; k += kWarp) scratch->warp_counts[warp][k] = 0;
+      __syncwarp();
+      const uint32_t i = base + threadIdx.x;
+      const uint32_t own = i < n ? key(i) : kNone;
+      const uint32_t peers = __match_any_sync(0xFFFFFFFFu, own);
+      const uint32_t before = __popc(peers & ((1u << lane) - 1));
+      if (own != kNone && before == 0) scratch->warp_counts[warp][own] = __popc(peers);
+      __syncthreads();
+      if (own != kNone) {
+        uint32_t rank = counts[own] + before;
+        for (uint32_t w = 0; w < warp; ++w) rank += scratch->warp_counts[w][own];
+        use(i, rank);
+      }
+      __syncthreads();
+      for (uint32_t k = threadIdx.x; k < keys; k += blockDim.x) {
+        for (uint32_t w = 0; w < blockDim.x / kWarp; ++w) counts[k] += scratch->warp_counts[w][k];
+      }
+      __syncthreads();
+    }
+  }
+
+  template <class F>
+  __device__ void leader(F f) const {
+    if (threadIdx.x == 0) f();
+    __syncthreads();
+  }
+
+ private:
+  // Inclusive sum over the block's threads; leaves the running sums of the warps in the scratch.
+  __device__ uint64_t inclusive_sum(uint64_t own) const {
+    const uint32_t lane = threadIdx.x % kWarp;
+    const uint32_t warp = threadIdx.x / kWarp;
+    uint64_t sum = own;
+    for (uint32_t delta = 1; delta < kWarp; delta *= 2) {
+      const uint64_t other = __shfl_up_sync(0xFFFFFFFFu, sum, delta);
+      if (lane >= delta) sum += other;
+    }
+    if (lane == kWarp - 1) scratch->warp_sums[warp] = sum;
+    __syncthreads();
+    if (warp == 0) {
+      const uint32_t warps = blockDim.x / kWarp;
+      uint64_t total = lane < warps ? scratch->warp_sums[lane] : 0;
+      for (uint32_t delta = 1; delta < kWarp; delta *= 2) {
+        const uint64_t other = __shfl_up_sync(0xFFFFFFFFu, total, delta);
+        if (lane >= delta) total += other;
+      }
+      if (lane < warps) scratch->warp_sums[lane] = total;
+    }
+    __syncthreads();
+    return warp == 0 ? sum : sum + scratch->warp_sums[warp - 1];
+  }
+};
+
+}  // namespace blink

@@ -4,11 +4,12 @@
 PORT ?= 8443
 ARGS ?=
 PYTEST_ARGS ?=
+GPU_PYTHON ?= python3
 BIN := .venv/bin
 GENERATED := -name arena.h -o -name layout.h
 CXX = $(shell find dpu_service gpu_runtime proto tests \( -name '*.cpp' -o -name '*.h' \) ! \( $(GENERATED) \))
 
-.PHONY: serve test lint format generate bench install install-serve clean
+.PHONY: serve test test-gpu lint format generate bench install install-serve clean
 .SILENT:
 
 serve: install-serve
@@ -37,6 +38,10 @@ format: install
 
 generate: install
 	$(BIN)/python -m blink_proto.generate
+
+# On a machine with a GPU, nvcc, torch, pytest and hypothesis; installs nothing.
+test-gpu:
+	PYTHONPATH=proto:. $(GPU_PYTHON) -m pytest tests/gpu -rs $(PYTEST_ARGS)
 
 bench: install
 	$(BIN)/python -m tests.bench.soft_gpu $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -175,6 +176,16 @@ class HostScheduler:
         """Waits for news at most that long; also returns when the word at `command` is not `expected`."""
         address = None if command is None else command.ctypes.data
         return bool(self._library.blink_scheduler_poll(self._handle, address, expected, timeout_ns))
+
+    @property
+    def kernel_microseconds(self) -> Callable[[], float] | None:
+        """Reads the time of the last step's kernel; None for a build that runs on the host."""
+        try:
+            function = self._library.blink_scheduler_last_step_us
+        except AttributeError:
+            return None
+        function.restype, function.argtypes = ctypes.c_double, [ctypes.c_void_p]
+        return lambda: float(function(self._handle))
 
     def audit(self) -> None:
         """Checks the internal invariants (tests).

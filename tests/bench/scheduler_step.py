@@ -1,6 +1,8 @@
-"""Time of one scheduler step on the host: `python -m tests.bench.scheduler_step [--json FILE]`.
+"""Time of one scheduler step: `python -m tests.bench.scheduler_step [--library FILE] [--json FILE]`.
 
-Every sequence decodes one token a step; the time is that of the whole C call, harvest to emit, as the chain makes it.
+Every sequence decodes one token a step. On the host the time is that of the whole C call, harvest to emit, as the chain
+makes it. With the library that `tests/gpu/build.py` makes, the step runs on the GPU and the time is that between events
+around its kernel.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from blink_proto import arena
 
-from gpu_runtime.scheduler.host import HostScheduler
+from gpu_runtime.scheduler.host import HostScheduler, use_library
 from tests.bench.arena_memory import Memory, make_config
 
 STEPS = 900
@@ -51,23 +53,27 @@ def step_times(sequences: int) -> np.ndarray:
     while len(plan.rows) < sequences:
         plan = scheduler.step(np.full(len(plan.rows), 5, np.int32), 3)
         control["log_read"] = out["log_written"]
+    kernel_time = scheduler.kernel_microseconds
     times = []
     sampled = np.full(sequences, 5, np.int32)
     for now in range(WARM_UP + STEPS - 20):
         begin = time.perf_counter_ns()
         plan = scheduler.step(sampled, now + 10)
-        times.append(time.perf_counter_ns() - begin)
+        times.append((time.perf_counter_ns() - begin) / 1e3 if kernel_time is None else kernel_time())
         if len(plan.rows) != sequences:
             break
         control["log_read"] = out["log_written"]
-    return np.array(times[WARM_UP:]) / 1e3
+    return np.array(times[WARM_UP:])
 
 
 def main() -> None:
     """Prints a line for 1, 64 and 256 sequences."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--library", type=Path, help="another build of the scheduler")
     arguments = parser.parse_args()
+    if arguments.library:
+        use_library(arguments.library)
     figures = {}
     for sequences in (1, 64, 256):
         times = step_times(sequences)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_runtime.scheduler import host
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.gpu.build import build_scheduler
 
 
 def missing() -> str:
@@ -31,11 +30,7 @@ def device_scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     """The scheduler built for this machine's GPU; every HostScheduler made meanwhile runs there."""
     if reason := missing():
         pytest.skip(reason)
-    library = tmp_path_factory.mktemp("device") / "device_scheduler.so"
-    source = ROOT / "gpu_runtime" / "scheduler" / "device.cu"
-    flags = ["-std=c++20", "-O3", "-arch=native", "--extended-lambda", "-lineinfo", "-shared"]
-    flags += ["-Xcompiler", "-fPIC,-fvisibility=hidden", f"-I{ROOT / 'proto'}", f"-I{ROOT / 'gpu_runtime'}"]
-    subprocess.run(["nvcc", *flags, str(source), "-o", str(library)], check=True)
+    library = build_scheduler(tmp_path_factory.mktemp("device") / "device_scheduler.so")
     host.use_library(library)
     yield library
     host.use_library(None)

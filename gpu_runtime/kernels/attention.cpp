@@ -21,7 +21,7 @@ struct WorkView {
   uint32_t slot, query_start, query_tokens, context_tokens;
 };
 
-constexpr int64_t kQueries = 24;  // query vectors that share one pass over the keys
+constexpr int kQueries = 24;  // query vectors that share one pass over the keys
 
 // One query head of one token.
 struct Query {
@@ -121,9 +121,9 @@ BLINK_INLINE void softmax(float* scores, int64_t n) {
 // Attention of queries in ascending order of context. Four go together as far as the first of them reaches; the rest
 // of their keys follow one query at a time. Neither changes the order in which one query's sums are taken.
 template <int Width>
-BLINK_INLINE void attend(const Query* queries, int64_t count, const Cache& cache) {
+BLINK_INLINE void attend(const Query* queries, int count, const Cache& cache) {
   const float scale = 1.0f / std::sqrt(static_cast<float>(cache.dim));
-  int64_t done = 0;
+  int done = 0;
   for (; done + 4 <= count; done += 4) {
     const Query* four = queries + done;
     score_range<4, Width>(four, cache, four->context, scale);
@@ -132,7 +132,7 @@ BLINK_INLINE void attend(const Query* queries, int64_t count, const Cache& cache
     }
   }
   for (; done < count; ++done) score_range<1, Width>(queries + done, cache, queries[done].context, scale);
-  for (int64_t q = 0; q < count; ++q) {
+  for (int q = 0; q < count; ++q) {
     softmax(queries[q].scores, queries[q].context);
     for (int64_t i = 0; i < cache.dim; ++i) queries[q].out[i] = 0.0f;
   }
@@ -145,14 +145,12 @@ BLINK_INLINE void attend(const Query* queries, int64_t count, const Cache& cache
 }
 
 // As in linear.cpp: 4 x 4 tiles need 32 vector registers.
-BLINK_CLONES void attend_narrow(const Query* queries, int64_t count, const Cache& cache) {
+BLINK_CLONES void attend_narrow(const Query* queries, int count, const Cache& cache) {
   attend<2>(queries, count, cache);
 }
 
 #ifdef BLINK_X86_V4
-BLINK_X86_V4 void attend_wide(const Query* queries, int64_t count, const Cache& cache) {
-  attend<4>(queries, count, cache);
-}
+BLINK_X86_V4 void attend_wide(const Query* queries, int count, const Cache& cache) { attend<4>(queries, count, cache); }
 const auto attend_best = __builtin_cpu_supports("x86-64-v4") ? attend_wide : attend_narrow;
 #else
 const auto attend_best = attend_narrow;
@@ -203,7 +201,7 @@ void attend_tile(const Step& step, const Tile& tile, int64_t head, Scratch& scra
          shape.kv_heads * dim, scratch.at.data());
   const Cache cache{step.key_cache + head * dim, step.value_cache + head * dim, scratch.at.data(), dim};
   Query queries[kQueries];
-  int64_t count = 0;
+  int count = 0;
   for (int64_t t = 0; t < tile.tokens; ++t) {
     for (int64_t g = 0; g < group; ++g) {
       const int64_t from = ((tile.token + t) * shape.query_heads + head * group + g) * dim;

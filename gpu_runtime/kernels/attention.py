@@ -32,8 +32,8 @@ class RopeTables:
 
 @cache
 def _library() -> ctypes.CDLL:
-    # torch is imported above and has loaded its OpenMP runtime for all; the library's own reference to the same
-    # versioned symbols then binds to it (LD_DEBUG=bindings shows torch's libgomp), so there is one thread pool.
+    # One thread pool: importing torch (above) loads the libgomp that comes with it, and the loader takes that one for
+    # our library too, since it goes by the name libgomp.so.1 (a test looks at the process's maps and threads).
     library = load_library("_host_kernels")
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     library.blink_rope_store.argtypes = [pointer] * 5 + [size] + [pointer] * 5

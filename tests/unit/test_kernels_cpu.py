@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -222,3 +224,16 @@ def test_draw_depends_on_seed_and_position_alone() -> None:
     assert sample(crowd, rows)[13] == alone
     others = {int(sample(logits, rows_of(1, temperature=1.0, seed=seed, position=77))[0]) for seed in range(50)}
     assert len(others) > 10
+
+
+def test_torch_and_the_kernels_share_one_thread_pool() -> None:
+    """A second pool would put twice as many threads as cores to work."""
+    code = (
+        "import os, torch; from gpu_runtime.kernels.linear import Linear, project\n"
+        "torch.set_num_threads(3); threads = lambda: len(os.listdir('/proc/self/task'))\n"
+        "a = torch.randn(2000, 2000); torch.nn.functional.silu(a); before = threads()\n"
+        "project(a, [Linear(a)]); assert threads() == before\n"
+        "print(*{line.split()[-1] for line in open('/proc/self/maps') if 'gomp' in line or 'libomp' in line})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert len(done.stdout.split()) == 1

@@ -1,71 +1,27 @@
-"""Finding, checking and converting models, and refusing what is broken."""
+"""Finding, checking and loading model folders, and refusing what is broken."""
 
 from __future__ import annotations
 
 import json
 import struct
-from functools import cache
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from gpu_runtime.model.config import ModelConfig, eos_token_ids
 from gpu_runtime.model.errors import ModelError
-from gpu_runtime.model.gguf import gguf_name, undo_permutation
 from gpu_runtime.model.safetensors_writer import SafetensorsWriter
 from gpu_runtime.model.source import ModelFolder, open_folder, resolve_model
 from gpu_runtime.model.tensors import read_header
-from tests.tiny import save_tiny
-
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 128,
-}
+from gpu_runtime.model.weights import Weights
+from tests.tiny import make_tiny, save_tiny, save_tokenizer
 
 
 def ignore(done: int, total: int, what: str) -> None:
     """Progress that nobody watches."""
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"architectures": ["GPT2LMHeadModel"]}, "architecture"),
-        ({"architectures": None}, "architecture"),
-        ({"vocab_size": -1}, "vocab_size"),
-        ({"vocab_size": "many"}, "vocab_size"),
-        ({"hidden_size": None}, "hidden_size"),
-        ({"num_key_value_heads": 3}, "share"),
-        ({"head_dim": 12}, "head_dim"),
-        ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 64}, "sliding"),
-    ],
-)
-def test_config_refuses(change: dict, word: str) -> None:
-    with pytest.raises(ModelError, match=word):
-        ModelConfig.from_dict(LLAMA | change)
-
-
-def test_config_defaults() -> None:
-    config = ModelConfig.from_dict(LLAMA)
-    assert (config.head_dim, config.num_key_value_heads, config.rope_theta) == (16, 4, 10000.0)
-    assert not config.tie_word_embeddings
-
-
-def test_every_stop_token_counts(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7}))
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 3]}))
-    assert eos_token_ids(tmp_path, 100) == (3, 7, 9)
-    with pytest.raises(ModelError, match="vocabulary"):
-        eos_token_ids(tmp_path, 8)
 
 
 def test_sources_that_are_nothing(tmp_path: Path) -> None:
@@ -108,6 +64,81 @@ def test_damaged_safetensors(tmp_path: Path) -> None:
             open_folder(tmp_path, "broken")
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        None,
+        {},
+        {"dtype": "F32", "shape": [48], "data_offsets": [0]},
+        {"dtype": "F32", "shape": [48], "data_offsets": [0, 100]},
+        {"dtype": "F32", "shape": [48], "data_offsets": [192, 0]},
+        {"dtype": "F32", "shape": "48", "data_offsets": [0, 192]},
+        {"dtype": "F32", "shape": [48], "data_offsets": ["0", "192"]},
+        {"dtype": "I8", "shape": [48], "data_offsets": [0, 48]},
+        {"dtype": ["F32"], "shape": [48], "data_offsets": [0, 192]},
+    ],
+)
+def test_hostile_safetensors_headers(entry: object, tmp_path: Path) -> None:
+    save_tiny(tmp_path, "llama")
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (size,) = struct.unpack("<Q", whole[:8])
+    header = json.loads(whole[8 : 8 + size]) | {"model.norm.weight": entry}
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + size :])
+    with pytest.raises(ModelError):
+        open_folder(tmp_path, "broken")
+
+
+def test_a_sharded_bfloat16_folder(tmp_path: Path) -> None:
+    """Loads as the values that bfloat16 keeps, whichever shard holds them."""
+    model = make_tiny("llama").bfloat16()
+    model.save_pretrained(tmp_path, max_shard_size="50KB")
+    save_tokenizer(tmp_path / "tokenizer.json", 300)
+    folder = open_folder(tmp_path, "tiny")
+    assert len(set(folder.tensors.file_of.values())) > 1
+    weights = Weights(folder, lambda done, total: None)
+    for name, tensor in model.state_dict().items():
+        assert weights[name].dtype == torch.float32
+        assert torch.equal(weights[name], tensor.float())
+
+
+@pytest.mark.parametrize("files", [{}, {"a": "../../etc/passwd"}, {"a": 3}, [], {"a": ["x"]}])
+def test_hostile_shard_index(files: object, tmp_path: Path) -> None:
+    save_tiny(tmp_path, "llama")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(ModelError, match="outside"):
+        open_folder(tmp_path, "broken")
+
+
+def test_float32_weights_are_mapped_not_copied(default_model: ModelFolder) -> None:
+    """Half a gigabyte of weights takes no memory of its own: measured in a process that only loads them."""
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from gpu_runtime.model.source import open_folder; from gpu_runtime.model.weights import Weights\n"
+        "def anonymous():\n"
+        "    return next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('RssAnon'))\n"
+        "folder = open_folder(Path(sys.argv[1]), ''); before = anonymous()\n"
+        "weights = Weights(folder, lambda done, total: None)\n"
+        "total = sum(float(weights[name].sum()) for name in folder.tensors.file_of)\n"
+        "print(anonymous() - before)"
+    )
+    grown = run_python(code, str(default_model.path))
+    assert int(grown) < 60_000  # KiB; the weights are 525,000
+
+
+def test_resolving_a_model_needs_no_torch(tiny_folder: Path) -> None:
+    code = (
+        "import sys; from gpu_runtime.model.source import resolve_model\n"
+        "resolve_model(sys.argv[1], lambda *_: None); print('torch' in sys.modules)"
+    )
+    assert run_python(code, str(tiny_folder)) == "False"
+
+
+def run_python(code: str, argument: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
 def test_writer_makes_files_that_safetensors_reads(tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
@@ -121,37 +152,6 @@ def test_writer_makes_files_that_safetensors_reads(tmp_path: Path) -> None:
     assert read_header(tmp_path / "t.safetensors")["b"]["data_offsets"] == [24, 28]
 
 
-def test_permutation_by_hand() -> None:
-    """One head of 4 rows: GGUF keeps them as 0, 2, 1, 3 (pairs side by side), Hugging Face as halves."""
-    stored = np.float32([[0], [2], [1], [3]])
-    assert undo_permutation(stored, 1).ravel().tolist() == [0, 1, 2, 3]
-
-
-def test_gguf_names() -> None:
-    assert gguf_name("model.layers.12.self_attn.q_proj.weight") == "blk.12.attn_q.weight"
-    assert gguf_name("lm_head.weight") == "output.weight"
-
-
-@pytest.mark.parametrize("content", [b"", b"GGUF", b"not a gguf file" * 100])
-def test_garbage_gguf(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BLINK_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "bad.gguf").write_bytes(content)
-    with pytest.raises(ModelError, match="GGUF"):
-        resolve_model(str(tmp_path / "bad.gguf"), ignore)
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_truncated_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpu_runtime.model.source import _default_gguf
-
-    monkeypatch.setenv("BLINK_CACHE", str(tmp_path / "cache"))
-    for size in (1000, 1 << 20, 8 << 20):
-        with _default_gguf().open("rb") as file:
-            (tmp_path / "cut.gguf").write_bytes(file.read(size))
-        with pytest.raises(ModelError):
-            resolve_model(str(tmp_path / "cut.gguf"), ignore)
-
-
 def test_the_default_model(default_model: ModelFolder) -> None:
     config = default_model.config
     assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (30, 576, 1536)
@@ -160,25 +160,3 @@ def test_the_default_model(default_model: ModelFolder) -> None:
     assert config.tie_word_embeddings
     assert default_model.parameters == 134_515_008
     assert default_model.eos_token_ids == (2,)
-
-
-TEXTS = ["Hello, world!", "naïve café ☕ 日本語", "def f(x):\n\treturn x  # ok", "2024-12-31", ""]
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_tokenizer_equals_the_import_of_transformers(default_model: ModelFolder, text: str) -> None:
-    from tokenizers import Tokenizer
-
-    from gpu_runtime.model.source import _default_gguf
-
-    tokenizer = Tokenizer.from_file(str(default_model.path / "tokenizer.json"))
-    ids = tokenizer.encode(text).ids
-    assert tokenizer.decode(ids) == text
-    assert ids == reference_tokenizer(_default_gguf())(text, add_special_tokens=False).input_ids
-
-
-@cache
-def reference_tokenizer(path: Path):
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)

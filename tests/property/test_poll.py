@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 
 from gpu_runtime.scheduler.layout import Command
-from tests.property.histories import POLITE, SLOW_READER, draw_history, draw_limits
+from tests.property.histories import MIXES, draw_history, draw_limits
 from tests.property.limits import Limits
 from tests.property.world import World
 
@@ -55,10 +55,10 @@ def test_a_command_wakes_a_poll() -> None:
 
 
 def test_no_news_is_missed_in_random_histories() -> None:
-    for seed in range(400):
+    for seed in range(600):
         rng = Random(seed)
         world = World(draw_limits(rng.randint), check_polls=True)
-        mix = (POLITE, SLOW_READER)[seed % 2]
+        mix = MIXES[seed % len(MIXES)]
         try:
             for action in draw_history(rng.randint, world.limits, 80, mix):
                 world.apply(action)

@@ -183,8 +183,10 @@ class World:
 
     def _nothing_happened(self, plan: host.Plan, before: bytes) -> bool:
         """Nothing but counters and leases that ran out, of which a poll knows nothing."""
-        if plan.tokens or any(self.was_live[worker.channel] and not worker.out("live") for worker in self.workers):
-            return plan.tokens == 0
+        if any(self.was_live[worker.channel] and not worker.out("live") for worker in self.workers):
+            return True
+        if plan.tokens:
+            return False
         now, then = self.outbound.bytes.view(np.uint64).copy(), np.frombuffer(before, np.uint64)
         ignored = [self.outbound.telemetry_at(name) for name in ("heartbeat", "log_stalls", "protocol_errors")]
         ignored += [self.outbound.control_at(channel, "protocol_errors") for channel in range(len(self.workers))]

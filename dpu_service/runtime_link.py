@@ -11,9 +11,9 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import grpc
+
 from blink_proto import arena, control_pb2
 from blink_proto.control_pb2_grpc import ControlStub
-
 from dpu_service.channel.errors import ChannelError
 from dpu_service.channel.geometry import Geometry
 from dpu_service.config import ModelInfo

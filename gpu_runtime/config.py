@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from blink_proto import arena
 from numpy.typing import NDArray
 
+from blink_proto import arena
 from gpu_runtime.scheduler import layout
 
 BLOCK_TOKENS = 16

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from blink_proto import arena
 from numpy.typing import NDArray
+
+from blink_proto import arena
 
 SHM_FOLDER = Path("/dev/shm")
 _PREFIX = "blink-arena-"

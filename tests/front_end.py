@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blink_proto import arena
-
 from tests import tiny_text
 from tests.replay import ReplayControl, ReplayDevice
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+
 from blink_proto import arena, control_pb2
 from blink_proto.arena import DeviceState, ErrorCode, Finish, RecordKind
 from blink_proto.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import TracebackType
 
 import grpc
+
 from blink_proto import control_pb2
 from blink_proto.control_pb2_grpc import ControlStub
 

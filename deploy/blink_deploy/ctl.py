@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import grpc
 import typer
-from blink_proto import control_pb2
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from blink_deploy.client import ControlClient
+from blink_proto import control_pb2
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 console = Console()

@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 
 from blink_proto.arena import Finish
-
 from dpu_service import metrics
 from dpu_service.api.answers import Piece
 from dpu_service.sequences.inbox import Inbox, Tokens

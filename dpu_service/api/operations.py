@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from blink_proto import VERSION
 
+from blink_proto import VERSION
 from dpu_service import metrics
 from dpu_service.api.errors import model_not_found
 from dpu_service.api.exchange import Exchange

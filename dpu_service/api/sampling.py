@@ -6,7 +6,6 @@ import secrets
 from dataclasses import dataclass
 
 from blink_proto import arena
-
 from dpu_service.api.errors import bad_value, context_length
 from dpu_service.api.requests import CommonRequest
 from dpu_service.channel.rings import Sampling

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
-from blink_proto import arena
 
+from blink_proto import arena
 from dpu_service.channel.errors import ChannelError, LeaseLostError
 from dpu_service.channel.geometry import Geometry, check_header
 from dpu_service.channel.heap import PromptHeap

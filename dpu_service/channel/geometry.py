@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-from blink_proto import arena
 
+from blink_proto import arena
 from dpu_service.channel.errors import ChannelError
 from dpu_service.transport.base import Transport
 

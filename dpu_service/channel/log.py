@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from blink_proto import arena
 from numpy.typing import NDArray
 
+from blink_proto import arena
 from dpu_service.channel.errors import ChannelError
 from dpu_service.transport.base import Transport
 

@@ -6,8 +6,8 @@ import struct
 from dataclasses import dataclass
 
 import numpy as np
-from blink_proto import arena
 
+from blink_proto import arena
 from dpu_service.transport.base import Transport
 
 _LAPS = (1 << 32) - 1

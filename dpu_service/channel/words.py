@@ -6,7 +6,6 @@ import struct
 from typing import NamedTuple
 
 from blink_proto import arena
-
 from dpu_service.transport.base import Transport
 
 _OUT_FIELDS = [name for name in arena.CHANNEL_OUT_OFFSETS if not name.startswith("pad")]

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass
 
 from blink_proto.arena import Finish
-
 from dpu_service.sequences.errors import SequencesError
 
 

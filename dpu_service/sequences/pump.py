@@ -11,7 +11,6 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from blink_proto.arena import ErrorCode, Finish, RecordKind
-
 from dpu_service.channel.client import ChannelClient, LeaseState, News, SharedPrompt
 from dpu_service.channel.errors import ChannelError, LeaseLostError
 from dpu_service.channel.rings import Sampling

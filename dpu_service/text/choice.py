@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 
 from blink_proto.arena import Finish
-
 from dpu_service.text.detokenize import Detokenizer
 from dpu_service.text.stops import StopStrings
 

@@ -14,9 +14,9 @@ import time
 from typing import Protocol
 
 import numpy as np
-from blink_proto import arena
 from numpy.typing import NDArray
 
+from blink_proto import arena
 from gpu_runtime.chain.spec import ChainSpec
 from gpu_runtime.config import scheduler_config
 from gpu_runtime.mailbox import Mailbox

@@ -6,7 +6,6 @@ import json
 from dataclasses import asdict, dataclass
 
 from blink_proto import arena
-
 from gpu_runtime.config import ModelLimits, RuntimeConfig
 from gpu_runtime.shared_arena import ArenaName
 

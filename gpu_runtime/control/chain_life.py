@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from blink_proto import arena, control_pb2
 
+from blink_proto import arena, control_pb2
 from gpu_runtime.chain.process import ChainError, ChainProcess, Progress
 from gpu_runtime.chain.spec import ChainSpec
 from gpu_runtime.config import ConfigError, ModelLimits, RuntimeConfig, longest_sequence, window_of

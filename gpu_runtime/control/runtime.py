@@ -9,7 +9,6 @@ from pathlib import Path
 
 from blink_proto import control_pb2
 from blink_proto.control_pb2 import Phase
-
 from gpu_runtime.chain.process import ChainError, Progress
 from gpu_runtime.config import RuntimeConfig
 from gpu_runtime.control.chain_life import ChainLife

@@ -8,12 +8,12 @@ import signal
 from typing import Any
 
 import grpc
-from blink_proto import control_pb2
-from blink_proto.control_pb2 import Phase
-from blink_proto.control_pb2_grpc import add_ControlServicer_to_server
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from blink_proto import control_pb2
+from blink_proto.control_pb2 import Phase
+from blink_proto.control_pb2_grpc import add_ControlServicer_to_server
 from gpu_runtime.control.runtime import Runtime
 from gpu_runtime.control.service import ControlService
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
+
 from blink_proto import VERSION, arena, control_pb2
 from blink_proto.control_pb2_grpc import ControlServicer
-
 from gpu_runtime.control.chain_life import TOKENIZER_FILES
 from gpu_runtime.control.errors import BadRequestError, ControlError, NoSuchModelError, NotReadyError
 from gpu_runtime.control.runtime import ChainError, Runtime

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from blink_proto import arena
 
+from blink_proto import arena
 from gpu_runtime.scheduler import layout
 
 

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from blink_proto import arena
 
+from blink_proto import arena
 from gpu_runtime.scheduler.host import HostScheduler, use_library
 from tests.bench.arena_memory import Memory, make_config
 

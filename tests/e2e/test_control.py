@@ -13,11 +13,11 @@ from pathlib import Path
 
 import grpc
 import pytest
-from blink_proto import arena, control_pb2
-from blink_proto.control_pb2_grpc import ControlStub
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from blink_proto import arena, control_pb2
+from blink_proto.control_pb2_grpc import ControlStub
 from tests.e2e.serving import free_port
 
 CLI = [sys.executable, "-m", "blink_deploy.ctl"]

@@ -13,9 +13,9 @@ import httpx
 import openai
 import psutil
 import pytest
+
 from blink_proto import control_pb2
 from blink_proto.control_pb2_grpc import ControlStub
-
 from tests.e2e.serving import Serving
 
 PROMPTS = [

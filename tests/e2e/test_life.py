@@ -12,9 +12,9 @@ from pathlib import Path
 import grpc
 import httpx
 import numpy as np
+
 from blink_proto import arena, control_pb2
 from blink_proto.control_pb2_grpc import ControlStub
-
 from tests.e2e.serving import Serving, serving
 
 

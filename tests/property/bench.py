@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
-from blink_proto import arena
 
+from blink_proto import arena
 from gpu_runtime.scheduler import layout
 from gpu_runtime.scheduler.host import HostScheduler
 from tests.property.limits import Inbound, Limits, Outbound

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from blink_proto import arena
-
 from gpu_runtime.scheduler import host
 from tests.property import twin
 from tests.property.limits import Outbound

@@ -7,9 +7,9 @@ from random import Random
 
 import numpy as np
 import pytest
+
 from blink_proto import arena
 from blink_proto.arena import ErrorCode
-
 from gpu_runtime.scheduler import layout
 from tests.property.histories import MIXES, draw_history, draw_limits
 from tests.property.limits import Inbound, Limits

@@ -7,7 +7,6 @@ from random import Random
 
 from blink_proto import arena
 from blink_proto.arena import ErrorCode, Finish, RecordKind
-
 from tests.property.bench import Bench, CoreEngine
 from tests.property.histories import MIXES, draw_history, draw_limits
 from tests.property.world import World

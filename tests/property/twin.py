@@ -12,10 +12,10 @@ from enum import Enum
 from math import isfinite
 
 import numpy as np
-from blink_proto import arena
-from blink_proto.arena import ErrorCode, Finish, RecordKind
 from numpy.typing import NDArray
 
+from blink_proto import arena
+from blink_proto.arena import ErrorCode, Finish, RecordKind
 from gpu_runtime.scheduler import layout
 from gpu_runtime.scheduler.layout import Command
 from tests.property.limits import Inbound, Limits, Outbound

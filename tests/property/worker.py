@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
+
 from blink_proto import arena
 from blink_proto.arena import Finish, RecordKind
-
 from tests.property.limits import Inbound, Limits, Outbound
 
 

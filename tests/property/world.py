@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from random import Random
 
 import numpy as np
-from blink_proto.arena import RecordKind
 
+from blink_proto.arena import RecordKind
 from gpu_runtime.scheduler import host
 from gpu_runtime.scheduler.host import HostScheduler
 from gpu_runtime.scheduler.layout import Command

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+
 from blink_proto import arena
 from blink_proto.arena import Finish
-
 from dpu_service.channel.client import ChannelClient, LeaseState, News, SharedPrompt
 from dpu_service.channel.errors import ChannelError, LeaseLostError
 from dpu_service.channel.geometry import Geometry

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from blink_proto import arena
 from blink_proto.arena import Finish, RecordKind
-
 from dpu_service.channel.client import fault_of
 from dpu_service.channel.errors import ChannelError
 from dpu_service.channel.heap import PromptHeap

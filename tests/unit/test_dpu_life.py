@@ -18,9 +18,9 @@ from typing import Any
 
 import httpx
 import pytest
-from blink_proto.arena import DeviceState, Finish
 from cryptography import x509
 
+from blink_proto.arena import DeviceState, Finish
 from dpu_service.config import WorkerConfig
 from dpu_service.main import default_workers, split_address
 from tests import tiny_text

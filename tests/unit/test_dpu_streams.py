@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from blink_proto.arena import ErrorCode, Finish
 
+from blink_proto.arena import ErrorCode, Finish
 from tests import tiny_text
 from tests.front_end import MODEL, FrontEnd, eventually, front_end
 from tests.replay import Script, Submission

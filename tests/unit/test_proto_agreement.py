@@ -10,9 +10,9 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+
 from blink_proto import arena
 from blink_proto.generate import PACKAGE, REPOSITORY
-
 from gpu_runtime.scheduler import layout
 
 SIZES = [

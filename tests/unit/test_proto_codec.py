@@ -6,9 +6,10 @@ import struct
 from typing import Any
 
 import numpy as np
-from blink_proto import arena
 from hypothesis import given
 from hypothesis import strategies as st
+
+from blink_proto import arena
 
 U8, U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32, 64))
 F32 = st.floats(width=32, allow_nan=False)

@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import blink_proto
 import pytest
-from blink_proto import control_pb2, generate
 from google.protobuf.descriptor import FieldDescriptor
+
+import blink_proto
+from blink_proto import control_pb2, generate
 
 METHODS = {
     "GetServerInfo": False,

@@ -6,10 +6,10 @@ import hashlib
 from pathlib import Path
 
 import pytest
+
 from blink_proto import arena
 from blink_proto.generate import PACKAGE
 from blink_proto.spec import Spec, SpecError, load_spec
-
 from gpu_runtime.scheduler import layout
 
 TEXT = """

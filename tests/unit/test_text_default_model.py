@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from gpu_runtime.model.source import ModelFolder
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dpu_service.text.bundle import BUNDLE_FILES, TextBundle
 from dpu_service.text.chat import ChatEncoder
 from dpu_service.text.detokenize import ByteDetokenizer
+from gpu_runtime.model.source import ModelFolder
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from blink_proto.arena import Finish
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from blink_proto.arena import Finish
 from dpu_service.text.bundle import BundleError, TextBundle
 from dpu_service.text.choice import ChoiceText
 from dpu_service.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer

@@ -43,16 +43,19 @@ def test_known_delays_are_measured():
     record = ask_once(pieces)
     assert (record.error, record.status, record.finish_reason) == ("", 200, "length")
     assert (record.prompt_tokens, record.output_tokens, record.tokens_counted) == (7, 5, True)
-    assert record.ttft == pytest.approx(0.1, abs=0.03)
-    assert record.tpot == pytest.approx(0.04, abs=0.01)
+    # A busy machine can only add to a delay, and client and server share one event loop.
+    assert record.ttft is not None
+    assert 0.099 <= record.ttft < 0.3
+    assert record.tpot is not None
+    assert 0.039 <= record.tpot < 0.1
     assert len(record.gaps) == 4
-    assert all(gap > 0.03 for gap in record.gaps)
 
 
 def test_usage_counts_tokens_that_share_a_chunk():
     record = ask_once([(0.0, HEAD), (0.0, token("a")), (0.12, token("bcd", "stop")), (0.0, usage(1, 4) + DONE)])
     assert (record.output_tokens, len(record.chunk_times)) == (4, 2)
-    assert record.tpot == pytest.approx(0.04, abs=0.01)
+    assert record.tpot is not None
+    assert 0.039 <= record.tpot < 0.1
 
 
 def test_without_usage_chunks_are_counted():
@@ -83,7 +86,7 @@ def test_a_whole_answer():
     }
     record = ask_once([(0.05, whole("200 OK", answer))], stream=False)
     assert (record.error, record.prompt_tokens, record.output_tokens, record.ttft) == ("", 4, 3, None)
-    assert record.latency == pytest.approx(0.05, abs=0.03)
+    assert 0.049 <= record.latency < 0.25
 
 
 ERROR = event({"error": {"message": "the runtime ended", "code": "unavailable"}})

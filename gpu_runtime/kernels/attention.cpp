@@ -21,7 +21,8 @@ struct WorkView {
   uint32_t slot, query_start, query_tokens, context_tokens;
 };
 
-constexpr int kQueries = 24;  // query vectors that share one pass over the keys
+constexpr int kQueries = 24;       // query vectors that share one pass over the keys
+constexpr int64_t kSerial = 1024;  // fewer keys than this in a step, over all tasks, stay on one thread
 
 // One query head of one token.
 struct Query {
@@ -289,10 +290,10 @@ BLINK_EXPORT void blink_paged_attention(const float* queries, const float* key_c
   const int64_t stride = (longest + blink::kLanes - 1) / blink::kLanes * blink::kLanes;
   const blink::Step step{queries, key_cache, value_cache, block_table, *shape, out};
   const auto tasks = static_cast<int64_t>(tiles.size()) * shape->kv_heads;
-#pragma omp parallel if (tasks > 0)
+#pragma omp parallel if (tasks * longest > blink::kSerial)
   {
     blink::Scratch scratch(stride);
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, 1) nowait
     for (int64_t i = 0; i < tasks; ++i) {
       const blink::Tile& tile = tiles[static_cast<size_t>(i / shape->kv_heads)];
       blink::attend_tile(step, tile, i % shape->kv_heads, scratch);

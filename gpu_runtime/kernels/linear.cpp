@@ -120,6 +120,9 @@ BLINK_CLONES void silu_multiply(float* gate, const float* up, int64_t count) {
   memcpy(gate, &g, static_cast<size_t>(count) * sizeof(float));
 }
 
+// Element-wise work on fewer elements than this stays on one thread: it takes a microsecond or two, and a step whose
+// threads meet less often suffers less where other processes take their cores away.
+constexpr int64_t kSerial = 8192;
 constexpr int64_t kShare = 64;  // columns a thread takes at a time: threads may be of unequal speed on a busy machine
 
 void multiply_share(const Product& p, const Matrix* matrices, int64_t share) {
@@ -137,6 +140,12 @@ using blink::Norm;
 
 extern "C" {
 
+// out = norm(inputs), both [rows][size].
+BLINK_EXPORT void blink_rms_norm(const float* inputs, int64_t rows, int64_t size, const Norm* norm, float* out) {
+#pragma omp parallel for schedule(static) if (rows * size > blink::kSerial)
+  for (int64_t r = 0; r < rows; ++r) blink::rms_norm(inputs + r * size, *norm, size, out + r * size);
+}
+
 // Multiplies inputs [rows][inner] (normed first into `normed` of the same shape, unless `norm` is null) with `count`
 // matrices. Mode 0 stores the results; mode 1 adds them to what `out` holds; mode 2 has two matrices of one size, gate
 // and up, and leaves silu(gate) * up in the first one's `out`.
@@ -145,29 +154,16 @@ BLINK_EXPORT void blink_project(const float* inputs, int64_t rows, int64_t inner
   const blink::Product product{norm == nullptr ? inputs : normed, rows, inner, mode == blink::kAdd};
   int64_t shares = 0;
   for (int64_t i = 0; i < count; ++i) shares += (matrices[i].columns + blink::kShare - 1) / blink::kShare;
-#pragma omp parallel
-  {
-    if (norm != nullptr) {
-#pragma omp for schedule(static)
-      for (int64_t r = 0; r < rows; ++r) blink::rms_norm(inputs + r * inner, *norm, inner, normed + r * inner);
-    }
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t share = 0; share < shares; ++share) blink::multiply_share(product, matrices, share);
-    if (mode == blink::kGate) {
-      const int64_t all = rows * matrices[0].columns;
-#pragma omp for schedule(static)
-      for (int64_t i = 0; i < all; i += blink::kLanes) {
-        const int64_t part = all - i < blink::kLanes ? all - i : blink::kLanes;
-        blink::silu_multiply(matrices[0].out + i, matrices[1].out + i, part);
-      }
-    }
+  if (norm != nullptr) blink_rms_norm(inputs, rows, inner, norm, normed);
+#pragma omp parallel for schedule(dynamic, 1)
+  for (int64_t share = 0; share < shares; ++share) blink::multiply_share(product, matrices, share);
+  if (mode != blink::kGate) return;
+  const int64_t all = rows * matrices[0].columns;
+#pragma omp parallel for schedule(static) if (all > blink::kSerial)
+  for (int64_t i = 0; i < all; i += blink::kLanes) {
+    const int64_t part = all - i < blink::kLanes ? all - i : blink::kLanes;
+    blink::silu_multiply(matrices[0].out + i, matrices[1].out + i, part);
   }
-}
-
-// out = norm(inputs), both [rows][size].
-BLINK_EXPORT void blink_rms_norm(const float* inputs, int64_t rows, int64_t size, const Norm* norm, float* out) {
-#pragma omp parallel for schedule(static) if (rows > 8)
-  for (int64_t r = 0; r < rows; ++r) blink::rms_norm(inputs + r * size, *norm, size, out + r * size);
 }
 
 }  // extern "C"

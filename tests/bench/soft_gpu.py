@@ -154,6 +154,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--extra-body", type=json.loads, default={}, metavar="JSON")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments, server_arguments = parser.parse_known_args(argv)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the server is stopped too
     try:
         result = run(arguments, server_arguments, Console())
     except ServerEnded as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -11,6 +12,8 @@ import sys
 import time
 from dataclasses import dataclass, field
 from types import FrameType
+
+_PR_SET_PDEATHSIG = 1
 
 
 class StartError(RuntimeError):
@@ -31,7 +34,9 @@ class Program:
         """Starts `python -m module` in a process group of its own, so that Ctrl-C reaches only the starter."""
         ready, child_end = os.pipe()
         command = [sys.executable, "-m", module, *arguments, "--ready-fd", str(child_end)]
-        process = subprocess.Popen(command, pass_fds=(child_end,), start_new_session=True)
+        process = subprocess.Popen(
+            command, pass_fds=(child_end,), start_new_session=True, preexec_fn=_end_with_the_starter
+        )
         os.close(child_end)
         return cls(name, process, ready)
 
@@ -64,6 +69,12 @@ class Program:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def _end_with_the_starter() -> None:
+    """In the child: SIGTERM when the process that started it is gone, however it ended (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 class StopSignals:

@@ -164,7 +164,7 @@ BLINK_EXPORT void blink_scheduler_step(blink_scheduler* scheduler, uint64_t now_
   if (!ran) abort();
 }
 
-BLINK_EXPORT int blink_scheduler_poll(const blink_scheduler* scheduler, const uint64_t* command, uint64_t expected,
+BLINK_EXPORT int blink_scheduler_poll(blink_scheduler* scheduler, const uint64_t* command, uint64_t expected,
                                       uint64_t) {
   return blink::has_news(scheduler->mirror) || (command != nullptr && *command != expected);
 }

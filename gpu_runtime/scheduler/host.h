@@ -37,8 +37,7 @@ void blink_scheduler_step(blink_scheduler* scheduler, uint64_t now_ns, uint32_t 
 
 // Waits until a step could do something, the word at `command` differs from `expected`, or the time is over.
 // Returns 1 for news, 0 when the time is over.
-int blink_scheduler_poll(const blink_scheduler* scheduler, const uint64_t* command, uint64_t expected,
-                         uint64_t timeout_ns);
+int blink_scheduler_poll(blink_scheduler* scheduler, const uint64_t* command, uint64_t expected, uint64_t timeout_ns);
 
 // Null, or which invariant is broken.
 const char* blink_scheduler_audit(const blink_scheduler* scheduler);

@@ -248,7 +248,7 @@ static_assert(offsetof(ArenaHeader, pad0) == 88);
 struct alignas(8) Telemetry {
   uint64_t heartbeat;  // grows with every run of the scheduler, busy or idle
   uint64_t state;  // DeviceState
-  uint64_t steps;  // steps that ran
+  uint64_t steps;  // steps planned, the one now running included
   uint64_t running;  // sequences that hold KV blocks
   uint64_t waiting;  // sequences taken but not yet admitted
   uint64_t blocks_total;  // KV blocks in the pool

@@ -249,7 +249,7 @@ Telemetry = np.dtype(
     [
         ("heartbeat", "<u8"),  # grows with every run of the scheduler, busy or idle
         ("state", "<u8"),  # DeviceState
-        ("steps", "<u8"),  # steps that ran
+        ("steps", "<u8"),  # steps planned, the one now running included
         ("running", "<u8"),  # sequences that hold KV blocks
         ("waiting", "<u8"),  # sequences taken but not yet admitted
         ("blocks_total", "<u8"),  # KV blocks in the pool

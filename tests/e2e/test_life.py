@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import httpx
 import numpy as np
+import psutil
 
 from blink_proto import arena, control_pb2
 from blink_proto.control_pb2_grpc import ControlStub
@@ -101,6 +102,29 @@ def test_a_stopped_front_end_loses_its_lease(tiny_model: Path, tmp_path: Path) -
         while httpx.post(f"{server.http}/v1/completions", json=body(5), timeout=20).status_code != 200:
             assert time.monotonic() < deadline
             time.sleep(0.2)
+
+
+def test_nothing_outlives_a_killed_starter(tiny_server: Serving) -> None:
+    """`blink up` killed hard: the programs that it started end by themselves."""
+    children = psutil.Process(tiny_server.process.pid).children(recursive=True)
+    assert len(children) >= 4  # runtime, chain, supervisor, worker
+    tiny_server.process.kill()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive
+
+
+def test_an_idle_server_takes_little_cpu(tiny_server: Serving) -> None:
+    """All processes together, over three idle seconds: under a tenth of a core (2 to 4 % is usual)."""
+    processes = [psutil.Process(tiny_server.process.pid)]
+    processes += processes[0].children(recursive=True)
+    time.sleep(1.5)
+
+    def spent() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+    before = spent()
+    time.sleep(3)
+    assert (spent() - before) / 3 < 0.10
 
 
 def open_session(server: Serving, name: str) -> control_pb2.OpenSessionResponse:

@@ -43,8 +43,11 @@ generate: install
 test-gpu:
 	PYTHONPATH=proto:. $(GPU_PYTHON) -m pytest tests/gpu -rs $(PYTEST_ARGS)
 
+# The README's numbers, side by side in one run: transformers, the soft GPU, the scheduler's step.
 bench: install
-	$(BIN)/python -m tests.bench.soft_gpu $(ARGS)
+	$(BIN)/python -m tests.bench.transformers_rate 2>/dev/null
+	$(BIN)/python -m tests.bench.soft_gpu --max-tokens 64 --extra-body '{"ignore_eos": true}' $(ARGS)
+	$(BIN)/python -m tests.bench.scheduler_step
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,9 +20,8 @@ STOP_SECONDS = 30.0
 OPENMP_SPINS = "2000"
 """Turns that an idle OpenMP thread spins before it sleeps (read by libgomp when it loads).
 
-libgomp's own default spins for milliseconds, which takes the core from whoever the others wait for: with another busy
-process on 2 cores a step of 8 sequences took 316 to 560 ms, with 2,000 turns 79 to 109 ms. On quiet cores 1,000 to
-20,000 turns and the default were alike (25 to 31 ms), and no spinning at all cost a third more.
+libgomp's own default spins for milliseconds and so takes the core from whoever the others wait for: beside another busy
+process a step then takes several times as long. On quiet cores 1,000 to 20,000 turns and the default were alike.
 """
 
 

@@ -3,7 +3,7 @@
 MKL, which torch uses, sums products of up to 3 rows in another order than larger ones (torch 2.13, all six shapes of
 the default model tried with 1 to 256 rows: equal bits from 4 rows on, other bits below), so a sequence alone and in
 company could part ways. Hence a kernel of our own, and the faster one as well. Times in ms on 2 cores of an EPYC 9004
-(AVX-512), best of several runs, own / torch:
+(AVX-512), own / torch (`python -m tests.bench.linear`):
 
 | in → out     | 1 row       | 8 rows      | 128 rows    |
 |--------------|-------------|-------------|-------------|

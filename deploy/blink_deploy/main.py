@@ -33,6 +33,8 @@ def up(
     https_port: Annotated[int, typer.Option(help="0 switches HTTPS off.")] = 8443,
     http_port: Annotated[int, typer.Option(help="0 switches HTTP off.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="Control plane, on loopback.")] = 50051,
+    tls_cert: Annotated[str, typer.Option(help="PEM certificate chain; default: a self-signed one.")] = "",
+    tls_key: Annotated[str, typer.Option(help="PEM key of --tls-cert.")] = "",
     workers: Annotated[int, typer.Option(help="Front-end workers; 0: by the number of cores.")] = 0,
     kv_tokens: Annotated[int, typer.Option(help="Tokens that the KV cache holds.")] = 16384,
     grace: Annotated[float, typer.Option(help="Seconds to finish running requests at the end.")] = 20.0,
@@ -43,6 +45,7 @@ def up(
     gpu += ["--kv-tokens", str(kv_tokens), "--grace", str(grace)]
     dpu = ["--runtime", control, "--workers", str(workers), "--grace", str(grace)]
     dpu += ["--https", _address(host, https_port), "--http", _address(host, http_port)]
+    dpu += ["--tls-cert", tls_cert, "--tls-key", tls_key]
     raise SystemExit(_run(gpu, dpu, control, _urls(host, https_port, http_port), grace))
 
 

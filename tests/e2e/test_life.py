@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import ssl
+import subprocess
 import time
 from pathlib import Path
 
@@ -102,6 +104,37 @@ def test_a_stopped_front_end_loses_its_lease(tiny_model: Path, tmp_path: Path) -
         while httpx.post(f"{server.http}/v1/completions", json=body(5), timeout=20).status_code != 200:
             assert time.monotonic() < deadline
             time.sleep(0.2)
+
+
+def test_two_workers_with_your_own_certificate(tiny_model: Path, tmp_path: Path) -> None:
+    """Each worker owns a channel, both serve, and HTTPS shows the certificate that was brought along."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
+    own = ("--tls-cert", str(cert), "--tls-key", str(key), "--workers", "2")
+    with serving(tmp_path, str(tiny_model), "tiny", own) as server:
+        context = ssl.create_default_context(cafile=str(cert))
+        for _ in range(40):  # a connection each: the kernel spreads them over the workers
+            assert httpx.post(f"{server.https}/v1/completions", json=body(3), verify=context).status_code == 200
+        session = open_session(server, "observer")
+        outbound, (_, layout) = mapped(session, "outbound"), layouts(session)
+        starts = [layout.channel_offset(channel) for channel in range(2)]
+        words = [outbound[at : at + arena.ChannelOut.itemsize].view(arena.ChannelOut)[0] for at in starts]
+        assert [int(word["live"]) for word in words] == [1, 1]
+        assert all(int(word["submit_read"]) > 0 for word in words)
+        assert sum(int(word["submit_read"]) for word in words) == 40
 
 
 def test_nothing_outlives_a_killed_starter(tiny_server: Serving) -> None:

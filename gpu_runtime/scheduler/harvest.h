@@ -54,6 +54,42 @@ BLINK_FN void harvest(const Exec& exec, State& state) {
             [&](uint32_t r) { take_token(state, state.rows[r].slot, static_cast<uint32_t>(state.sampled[r])); });
 }
 
+// What a sampled row adds to the counters, in four fields of 16 bits: ends by STOP, LENGTH and ERROR, and tokens.
+BLINK_FN uint64_t tally(const Sequence& sequence) {
+  switch (sequence.finish) {
+    case arena::Finish::STOP:
+      return uint64_t{1} << 48 | 1;
+    case arena::Finish::LENGTH:
+      return uint64_t{1} << 48 | uint64_t{1} << 16;
+    case arena::Finish::ERROR:
+      return uint64_t{1} << 32;
+    default:
+      return uint64_t{1} << 48;
+  }
+}
+
+inline constexpr uint64_t kEndedMask = 0x0000FFFFFFFFFFFFull;
+
+BLINK_FN void count_finishes(State& state, uint64_t told) {
+  state.counters.finished[static_cast<uint32_t>(arena::Finish::STOP)] += told & 0xFFFF;
+  state.counters.finished[static_cast<uint32_t>(arena::Finish::LENGTH)] += told >> 16 & 0xFFFF;
+  state.counters.finished[static_cast<uint32_t>(arena::Finish::ERROR)] += told >> 32 & 0xFFFF;
+  state.counters.generated_tokens += told >> 48;
+}
+
+// Takes back what the sequences hold that have ended by themselves; the order is the caller's to compact.
+template <class Exec>
+BLINK_FN void free_finished(const Exec& exec, State& state) {
+  const auto over = [&](uint32_t slot) {
+    const Sequence& sequence = state.sequences[slot];
+    return sequence.status == Status::kRunning && sequence.finish != arena::Finish::NONE;
+  };
+  release_blocks(exec, state, over);
+  exec.each(state.live, [&](uint32_t i) {
+    if (over(state.order[i])) state.sequences[state.order[i]].status = Status::kFree;
+  });
+}
+
 template <class Exec>
 BLINK_FN void publish(const Exec& exec, State& state) {
   const auto channel_of = [&](uint32_t r) { return state.sequences[state.rows[r].slot].channel; };
@@ -65,22 +101,20 @@ BLINK_FN void publish(const Exec& exec, State& state) {
     write_record(state, sequence.channel, state.channels[sequence.channel].log_next + rank, record);
   });
   exec.each(state.config.channels, [&](uint32_t c) { state.channels[c].log_next += state.counts[c]; });
-  const auto over = [&](uint32_t slot) {
-    const Sequence& sequence = state.sequences[slot];
-    return sequence.status == Status::kRunning && sequence.finish != arena::Finish::NONE;
-  };
-  release_blocks(exec, state, over);
-  exec.leader([&] {
-    for (uint32_t r = 0; r < state.header.rows; ++r) {
-      const Sequence& sequence = state.sequences[state.rows[r].slot];
-      state.counters.generated_tokens += sequence.finish != arena::Finish::ERROR;
-      state.counters.finished[static_cast<uint32_t>(sequence.finish)] += sequence.finish != arena::Finish::NONE;
-    }
-  });
-  exec.each(state.live, [&](uint32_t i) {
-    if (over(state.order[i])) state.sequences[state.order[i]].status = Status::kFree;
-  });
-  flush_ending(exec, state);
+  const uint64_t told = exec.scan(
+      state.header.rows, [&](uint32_t r) { return tally(state.sequences[state.rows[r].slot]); },
+      [](uint32_t, uint64_t) {});
+  exec.leader([&] { count_finishes(state, told); });
+  const bool ended = (told & kEndedMask) != 0;
+  if (ended) free_finished(exec, state);
+  const uint64_t ending = exec.scan(
+      state.config.channels, [&](uint32_t c) -> uint64_t { return state.channels[c].ending; },
+      [](uint32_t, uint64_t) {});
+  if (ending != 0) {
+    flush_ending(exec, state);
+  } else if (ended) {
+    compact_order(exec, state);
+  }
 }
 
 }  // namespace blink

@@ -103,8 +103,12 @@ BLINK_FN bool take_submission(const Exec& exec, State& state, uint32_t c) {
 // Round by round over the channels, from a starting channel that moves on by one each step.
 template <class Exec>
 BLINK_FN void intake(const Exec& exec, State& state) {
+  // One look at all channels spares most steps the rounds. What comes later is seen in the next step.
+  const auto ready = [&](uint32_t c) -> uint64_t {
+    return state.draining == 0 && can_take(state, state.channels[c]) && submission_is_there(state, c);
+  };
   uint32_t taken = 0;
-  bool found = state.draining == 0;
+  bool found = exec.scan(state.config.channels, ready, [](uint32_t, uint64_t) {}) != 0;
   while (found && taken < layout::MAX_INTAKE_PER_STEP) {
     found = false;
     for (uint32_t k = 0; k < state.config.channels && taken < layout::MAX_INTAKE_PER_STEP; ++k) {

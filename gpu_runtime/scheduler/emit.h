@@ -19,6 +19,7 @@ BLINK_FN void allocate_blocks(const Exec& exec, State& state) {
     int32_t* row = blocks_of(state, slot) + state.sequences[slot].blocks;
     for (uint32_t b = 0; b < count; ++b) row[b] = static_cast<int32_t>(*(top - b));
   });
+  if (taken == 0) return;
   exec.each(state.live, [&](uint32_t i) { state.sequences[state.order[i]].blocks += static_cast<uint32_t>(need(i)); });
   exec.leader([&] { state.free_block_count -= static_cast<uint32_t>(taken); });
 }

@@ -64,11 +64,18 @@ BLINK_FN uint64_t chunk_wish(const Sequence& sequence) { return is_decode(sequen
 
 template <class Exec>
 BLINK_FN void plan(const Exec& exec, State& state) {
-  admit(exec, state);
+  if (state.live != state.running) admit(exec, state);
   keep_log_room(exec, state);
   const auto sequence_at = [&](uint32_t i) -> Sequence& { return state.sequences[state.order[i]]; };
-  const uint64_t decodes = exec.scan(
-      state.live, [&](uint32_t i) -> uint64_t { return is_decode(sequence_at(i)); }, [](uint32_t, uint64_t) {});
+  // Decodes in the low half, stalls in the high half.
+  const auto share = [&](uint32_t i) -> uint64_t {
+    const Sequence& sequence = sequence_at(i);
+    const bool stalled = sequence.status == Status::kRunning && wish_of(sequence) == 0;
+    return uint64_t{stalled} << 32 | uint64_t{is_decode(sequence)};
+  };
+  const uint64_t shares = exec.scan(state.live, share, [](uint32_t, uint64_t) {});
+  exec.leader([&] { state.counters.log_stalls += shares >> 32; });
+  const uint64_t decodes = shares & 0xFFFFFFFFu;
   const uint64_t budget = state.config.token_budget - decodes;
   exec.scan(
       state.live, [&](uint32_t i) { return chunk_wish(sequence_at(i)); },
@@ -78,12 +85,6 @@ BLINK_FN void plan(const Exec& exec, State& state) {
         const uint64_t wish = chunk_wish(sequence);
         sequence.query = is_decode(sequence) ? 1 : static_cast<uint32_t>(wish < left ? wish : left);
       });
-  const auto stalled = [&](uint32_t i) -> uint64_t {
-    const Sequence& sequence = sequence_at(i);
-    return sequence.status == Status::kRunning && wish_of(sequence) == 0;
-  };
-  const uint64_t stalls = exec.scan(state.live, stalled, [](uint32_t, uint64_t) {});
-  exec.leader([&] { state.counters.log_stalls += stalls; });
 }
 
 }  // namespace blink

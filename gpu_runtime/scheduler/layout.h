@@ -19,11 +19,14 @@ using namespace cuda::std;
 namespace blink::layout {
 
 inline constexpr uint32_t kVersion = 1;
-inline constexpr uint64_t kLayoutHash = 0x3D253AC0E1A3395Full;
+inline constexpr uint64_t kLayoutHash = 0x838DE3492D73D8C0ull;
 inline constexpr uint32_t MAX_EOS_TOKENS = 0x10u;  // stop tokens a model may have
 inline constexpr uint32_t MAX_BUCKETS = 0x40u;  // sizes of step graphs at most
 inline constexpr uint32_t MAX_CANCELS_PER_STEP = 0x20u;  // cancel records taken in one step at most, over all channels
 inline constexpr uint32_t MAX_INTAKE_PER_STEP = 0x20u;  // submissions taken in one step at most, over all channels
+inline constexpr uint32_t CHUNK_TILE = 0x80u;  // query tokens of a prompt chunk's attention tile at most
+inline constexpr uint32_t DECODE_TILE_STEP = 0x40u;  // KV positions of a decode's attention tile are a multiple of this
+inline constexpr uint32_t SPARE_TILES = 0x20u;  // a step has at most decode_works + max(SPARE_TILES, 2 * decode_works) decode tiles
 inline constexpr uint32_t SCRATCH_BLOCK = 0x0u;  // KV block that padding tokens write to and no sequence owns
 
 // `command` of the mailbox: what the control process wants of the chain
@@ -86,7 +89,10 @@ struct alignas(8) StepHeader {
   uint32_t decode_works;  // the first so many works have one query token each
   uint32_t live;  // sequences in the table after the step was planned
   uint32_t stopped;  // 1 when the chain must end
-  uint8_t pad0[28];  // zero
+  uint32_t decode_tiles;  // attention tiles of the decode works
+  uint32_t decode_span;  // KV positions of a decode tile at most
+  uint32_t chunk_tiles;  // attention tiles of the prompt chunks
+  uint8_t pad0[16];  // zero
 };
 static_assert(sizeof(StepHeader) == 64);
 static_assert(offsetof(StepHeader, step) == 0);
@@ -97,7 +103,10 @@ static_assert(offsetof(StepHeader, rows) == 20);
 static_assert(offsetof(StepHeader, decode_works) == 24);
 static_assert(offsetof(StepHeader, live) == 28);
 static_assert(offsetof(StepHeader, stopped) == 32);
-static_assert(offsetof(StepHeader, pad0) == 36);
+static_assert(offsetof(StepHeader, decode_tiles) == 36);
+static_assert(offsetof(StepHeader, decode_span) == 40);
+static_assert(offsetof(StepHeader, chunk_tiles) == 44);
+static_assert(offsetof(StepHeader, pad0) == 48);
 
 // one sequence's share of a step: a decode token or a chunk of its prompt
 struct alignas(8) Work {
@@ -117,6 +126,19 @@ static_assert(offsetof(Work, context_tokens) == 12);
 static_assert(offsetof(Work, row) == 16);
 static_assert(offsetof(Work, channel) == 20);
 static_assert(offsetof(Work, position) == 24);
+
+// a share of one work's attention. A decode's tiles part its KV positions (`decode_span` each, the last one what is left), a chunk's tiles its query tokens (CHUNK_TILE each)
+struct alignas(8) Tile {
+  uint32_t work;  // index in the work list
+  uint32_t first;  // first KV position (decode), or first query token counted from the chunk's own first (chunk)
+  uint32_t base;  // index of the work's first tile in its list
+  uint32_t count;  // tiles of the work
+};
+static_assert(sizeof(Tile) == 16);
+static_assert(offsetof(Tile, work) == 0);
+static_assert(offsetof(Tile, first) == 4);
+static_assert(offsetof(Tile, base) == 8);
+static_assert(offsetof(Tile, count) == 12);
 
 // how to sample one token
 struct alignas(8) SampleRow {

@@ -8,7 +8,7 @@ from enum import IntEnum
 import numpy as np
 
 VERSION = 1
-LAYOUT_HASH = 0x3D253AC0E1A3395F
+LAYOUT_HASH = 0x838DE3492D73D8C0
 
 MAX_EOS_TOKENS = 0x10
 """stop tokens a model may have"""
@@ -18,6 +18,12 @@ MAX_CANCELS_PER_STEP = 0x20
 """cancel records taken in one step at most, over all channels"""
 MAX_INTAKE_PER_STEP = 0x20
 """submissions taken in one step at most, over all channels"""
+CHUNK_TILE = 0x80
+"""query tokens of a prompt chunk's attention tile at most"""
+DECODE_TILE_STEP = 0x40
+"""KV positions of a decode's attention tile are a multiple of this"""
+SPARE_TILES = 0x20
+"""a step has at most decode_works + max(SPARE_TILES, 2 * decode_works) decode tiles"""
 SCRATCH_BLOCK = 0x0
 """KV block that padding tokens write to and no sequence owns"""
 
@@ -70,12 +76,15 @@ StepHeader = np.dtype(
         ("decode_works", "<u4"),  # the first so many works have one query token each
         ("live", "<u4"),  # sequences in the table after the step was planned
         ("stopped", "<u4"),  # 1 when the chain must end
-        ("pad0", "u1", (28,)),  # zero
+        ("decode_tiles", "<u4"),  # attention tiles of the decode works
+        ("decode_span", "<u4"),  # KV positions of a decode tile at most
+        ("chunk_tiles", "<u4"),  # attention tiles of the prompt chunks
+        ("pad0", "u1", (16,)),  # zero
     ]
 )
 """the plan of the next step; tokens = 0 means that there is nothing to do"""
 assert StepHeader.itemsize == 64
-STEP_HEADER_OFFSETS = {"step": 0, "tokens": 8, "bucket": 12, "works": 16, "rows": 20, "decode_works": 24, "live": 28, "stopped": 32, "pad0": 36}
+STEP_HEADER_OFFSETS = {"step": 0, "tokens": 8, "bucket": 12, "works": 16, "rows": 20, "decode_works": 24, "live": 28, "stopped": 32, "decode_tiles": 36, "decode_span": 40, "chunk_tiles": 44, "pad0": 48}
 assert StepHeader.fields is not None
 assert {name: field[1] for name, field in StepHeader.fields.items()} == STEP_HEADER_OFFSETS
 
@@ -95,6 +104,20 @@ assert Work.itemsize == 32
 WORK_OFFSETS = {"slot": 0, "query_start": 4, "query_tokens": 8, "context_tokens": 12, "row": 16, "channel": 20, "position": 24}
 assert Work.fields is not None
 assert {name: field[1] for name, field in Work.fields.items()} == WORK_OFFSETS
+
+Tile = np.dtype(
+    [
+        ("work", "<u4"),  # index in the work list
+        ("first", "<u4"),  # first KV position (decode), or first query token counted from the chunk's own first (chunk)
+        ("base", "<u4"),  # index of the work's first tile in its list
+        ("count", "<u4"),  # tiles of the work
+    ]
+)
+"""a share of one work's attention. A decode's tiles part its KV positions (`decode_span` each, the last one what is left), a chunk's tiles its query tokens (CHUNK_TILE each)"""
+assert Tile.itemsize == 16
+TILE_OFFSETS = {"work": 0, "first": 4, "base": 8, "count": 12}
+assert Tile.fields is not None
+assert {name: field[1] for name, field in Tile.fields.items()} == TILE_OFFSETS
 
 SampleRow = np.dtype(
     [

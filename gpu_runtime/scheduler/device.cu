@@ -145,7 +145,9 @@ BLINK_EXPORT void blink_scheduler_plan(const blink_scheduler* scheduler, blink_p
            in_copy(*scheduler, mirror.positions),
            in_copy(*scheduler, mirror.kv_slots),
            mirror.block_table,
-           const_cast<int32_t*>(in_copy(*scheduler, mirror.sampled))};
+           const_cast<int32_t*>(in_copy(*scheduler, mirror.sampled)),
+           in_copy(*scheduler, mirror.decode_tiles),
+           in_copy(*scheduler, mirror.chunk_tiles)};
 }
 
 BLINK_EXPORT void blink_scheduler_step(blink_scheduler* scheduler, uint64_t now_ns, uint32_t command) {

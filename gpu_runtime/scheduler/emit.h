@@ -77,6 +77,50 @@ BLINK_FN void write_works(const Exec& exec, State& state) {
   });
 }
 
+BLINK_FN uint32_t pieces_of(uint32_t whole, uint32_t piece) { return (whole + piece - 1) / piece; }
+
+// Enters a work's `count` tiles from `base` on, each over `span` positions or tokens.
+BLINK_FN void write_tiles_of(layout::Tile* tiles, uint32_t work, uint32_t base, uint32_t count, uint32_t span) {
+  for (uint32_t t = 0; t < count; ++t) tiles[base + t] = layout::Tile{work, t * span, base, count};
+}
+
+// KV positions of a decode tile: the contexts shared out evenly, so that one long context does not keep one
+// multiprocessor busy while the others are done. With n works of c positions in all, ceil(c / spare) positions a tile
+// make at most n + spare tiles.
+BLINK_FN uint32_t decode_span_of(uint64_t positions, uint32_t works) {
+  const uint32_t spare = works * 2 > layout::SPARE_TILES ? works * 2 : layout::SPARE_TILES;
+  const uint64_t steps =
+      (positions + uint64_t{spare} * layout::DECODE_TILE_STEP - 1) / (spare * layout::DECODE_TILE_STEP);
+  return static_cast<uint32_t>(steps) * layout::DECODE_TILE_STEP;
+}
+
+// The attention work list, one part for the decodes and one for the chunks.
+template <class Exec>
+BLINK_FN void write_tiles(const Exec& exec, State& state) {
+  const uint32_t decodes = state.header.decode_works;
+  const uint32_t chunks = state.header.works - decodes;
+  const layout::Work* works = state.works;
+  const uint64_t positions =
+      exec.scan(decodes, [&](uint32_t w) -> uint64_t { return works[w].context_tokens; }, [](uint32_t, uint64_t) {});
+  const uint32_t span = decode_span_of(positions, decodes);
+  const auto decode_count = [&](uint32_t w) -> uint64_t { return pieces_of(works[w].context_tokens, span); };
+  const uint64_t decode_tiles = exec.scan(decodes, decode_count, [&](uint32_t w, uint64_t base) {
+    write_tiles_of(state.decode_tiles, w, static_cast<uint32_t>(base), static_cast<uint32_t>(decode_count(w)), span);
+  });
+  const auto chunk_count = [&](uint32_t k) -> uint64_t {
+    return pieces_of(works[decodes + k].query_tokens, layout::CHUNK_TILE);
+  };
+  const uint64_t chunk_tiles = exec.scan(chunks, chunk_count, [&](uint32_t k, uint64_t base) {
+    write_tiles_of(state.chunk_tiles, decodes + k, static_cast<uint32_t>(base), static_cast<uint32_t>(chunk_count(k)),
+                   layout::CHUNK_TILE);
+  });
+  exec.leader([&] {
+    state.header.decode_tiles = static_cast<uint32_t>(decode_tiles);
+    state.header.decode_span = span;
+    state.header.chunk_tiles = static_cast<uint32_t>(chunk_tiles);
+  });
+}
+
 // Token, position and KV slot of the k-th query token of a work.
 BLINK_FN void write_token(State& state, const layout::Work& work, uint32_t k) {
   const uint32_t position = work.context_tokens - work.query_tokens + k;
@@ -114,6 +158,7 @@ template <class Exec>
 BLINK_FN void emit(const Exec& exec, State& state) {
   allocate_blocks(exec, state);
   write_works(exec, state);
+  write_tiles(exec, state);
   exec.leader([&] {
     layout::StepHeader& header = state.header;
     header.bucket = bucket_for(state, header.tokens);

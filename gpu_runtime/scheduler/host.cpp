@@ -90,7 +90,9 @@ BLINK_EXPORT void blink_scheduler_plan(const blink_scheduler* scheduler, blink_p
            state.positions,
            state.kv_slots,
            state.block_table,
-           const_cast<int32_t*>(state.sampled)};
+           const_cast<int32_t*>(state.sampled),
+           state.decode_tiles,
+           state.chunk_tiles};
 }
 
 BLINK_EXPORT void blink_scheduler_step(blink_scheduler* scheduler, uint64_t now_ns, uint32_t command) {

@@ -19,6 +19,8 @@ struct blink_plan_view {
   int32_t* kv_slots;
   int32_t* block_table;
   int32_t* sampled;
+  blink::layout::Tile* decode_tiles;
+  blink::layout::Tile* chunk_tiles;
 };
 
 // Null on success, else what is wrong with the configuration.

@@ -32,6 +32,8 @@ class _PlanView(ctypes.Structure):
             "kv_slots",
             "block_table",
             "sampled",
+            "decode_tiles",
+            "chunk_tiles",
         )
     ]
 
@@ -71,7 +73,8 @@ class Plan:
     """Views of the planned step, zero-copy, valid until the next step.
 
     `token_ids`, `positions` and `kv_slots` are int32 [bucket]; `works` Work [works]; `rows` SampleRow [rows];
-    `block_table` int32 [max_sequences, blocks_per_sequence], indexed by a work's slot.
+    `block_table` int32 [max_sequences, blocks_per_sequence], indexed by a work's slot; `decode_tiles` and `chunk_tiles`
+    Tile [..].
     """
 
     header: np.void
@@ -81,6 +84,8 @@ class Plan:
     works: NDArray[np.void]
     rows: NDArray[np.void]
     block_table: NDArray[np.int32]
+    decode_tiles: NDArray[np.void]
+    chunk_tiles: NDArray[np.void]
 
     @property
     def tokens(self) -> int:
@@ -143,6 +148,8 @@ class HostScheduler:
         columns = int(c["blocks_per_sequence"])
         self._block_table = _view(view.block_table, "<i4", sequences * columns).reshape(sequences, columns)
         self._sampled = _view(view.sampled, "<i4", running)
+        self._decode_tiles = _view(view.decode_tiles, layout.Tile, running + max(layout.SPARE_TILES, 2 * running))
+        self._chunk_tiles = _view(view.chunk_tiles, layout.Tile, tokens // layout.CHUNK_TILE + running)
 
     def step(self, sampled: NDArray[np.int32] | list[int], now_ns: int, command: int = layout.Command.RUN) -> Plan:
         """Takes in the tokens that the last plan's rows sampled, in row order, and plans the next step.
@@ -170,6 +177,8 @@ class HostScheduler:
             self._works[:works],
             self._rows[:rows],
             self._block_table,
+            self._decode_tiles[: int(header["decode_tiles"])],
+            self._chunk_tiles[: int(header["chunk_tiles"])],
         )
 
     def poll(self, timeout_ns: int, command: NDArray[np.uint64] | None = None, expected: int = 0) -> bool:

@@ -62,6 +62,14 @@ class Carver {
   uint64_t at_ = 0;
 };
 
+inline uint64_t max_decode_tiles(uint64_t works) {
+  return works + (works * 2 > layout::SPARE_TILES ? works * 2 : layout::SPARE_TILES);
+}
+
+inline uint64_t max_chunk_tiles(const layout::SchedulerConfig& config) {
+  return config.buckets[config.bucket_count - 1] / layout::CHUNK_TILE + config.max_running;
+}
+
 inline uint64_t carve(State& state, uint8_t* memory) {
   const layout::SchedulerConfig& config = state.config;
   const uint64_t sequences = config.max_sequences;
@@ -76,6 +84,8 @@ inline uint64_t carve(State& state, uint8_t* memory) {
   carver.take(state.counts, config.channels);
   carver.take(state.works, config.max_running);
   carver.take(state.rows, config.max_running);
+  carver.take(state.decode_tiles, max_decode_tiles(config.max_running));
+  carver.take(state.chunk_tiles, max_chunk_tiles(config));
   carver.take(state.token_ids, step_tokens);
   carver.take(state.positions, step_tokens);
   carver.take(state.kv_slots, step_tokens);

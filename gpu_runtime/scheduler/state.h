@@ -106,13 +106,15 @@ struct State {
 
   // The plan, read by the step's kernels.
   layout::StepHeader header;
-  layout::Work* works;      // [max_running]
-  layout::SampleRow* rows;  // [max_running]
-  int32_t* token_ids;       // [last bucket]
-  int32_t* positions;       // [last bucket]
-  int32_t* kv_slots;        // [last bucket]
-  int32_t* block_table;     // [max_sequences][blocks_per_sequence]
-  const int32_t* sampled;   // [max_running] tokens that the last step sampled, one for each row
+  layout::Work* works;         // [max_running]
+  layout::SampleRow* rows;     // [max_running]
+  layout::Tile* decode_tiles;  // [max_decode_tiles(max_running)]
+  layout::Tile* chunk_tiles;   // [max_chunk_tiles(config)]
+  int32_t* token_ids;          // [last bucket]
+  int32_t* positions;          // [last bucket]
+  int32_t* kv_slots;           // [last bucket]
+  int32_t* block_table;        // [max_sequences][blocks_per_sequence]
+  const int32_t* sampled;      // [max_running] tokens that the last step sampled, one for each row
 };
 
 BLINK_FN uint32_t* history_of(const State& state, uint32_t slot) {

@@ -13,7 +13,7 @@ NO_ROW = 2**32 - 1
 def assert_same_plan(core: host.Plan, expected: twin.Plan) -> None:
     """Everything but the numbers of blocks and slots."""
     header = {name: int(core.header[name]) for name in ("step", "tokens", "bucket", "works", "rows", "decode_works")}
-    header |= {name: int(core.header[name]) for name in ("live", "stopped")}
+    header |= {name: int(core.header[name]) for name in ("live", "stopped", "decode_span")}
     assert header == {
         "step": expected.step,
         "tokens": expected.tokens,
@@ -23,6 +23,7 @@ def assert_same_plan(core: host.Plan, expected: twin.Plan) -> None:
         "decode_works": expected.decode_works,
         "live": expected.live,
         "stopped": int(expected.stopped),
+        "decode_span": expected.decode_span,
     }
     assert core.works.tolist() == [
         (
@@ -36,6 +37,8 @@ def assert_same_plan(core: host.Plan, expected: twin.Plan) -> None:
         )
         for index, work in enumerate(expected.works)
     ]
+    assert core.decode_tiles.tolist() == expected.decode_tiles
+    assert core.chunk_tiles.tolist() == expected.chunk_tiles
     assert core.token_ids.tolist() == expected.token_ids
     assert core.positions.tolist() == expected.positions
     assert_same_rows(core, expected)

@@ -7,6 +7,7 @@ Which KV block and which table slot a sequence gets is not its business.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from math import isfinite
@@ -111,6 +112,9 @@ class Plan:
     token_ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     decode_works: int = 0
+    decode_tiles: list[tuple[int, int, int, int]] = field(default_factory=list)
+    decode_span: int = 0
+    chunk_tiles: list[tuple[int, int, int, int]] = field(default_factory=list)
     bucket: int = 0
     live: int = 0
     stopped: bool = False
@@ -119,6 +123,15 @@ class Plan:
     def tokens(self) -> int:
         """Tokens of the step without padding."""
         return sum(work.query_tokens for work in self.works)
+
+
+def tiles(first_work: int, sizes: list[int], span: int) -> list[tuple[int, int, int, int]]:
+    """(work, first position, index of the work's first tile, its number of tiles), work after work."""
+    found: list[tuple[int, int, int, int]] = []
+    for index, size in enumerate(sizes):
+        starts, base = range(0, size, span), len(found)
+        found += [(first_work + index, start, base, len(starts)) for start in starts]
+    return found
 
 
 class SchedulerTwin:
@@ -442,6 +455,12 @@ class SchedulerTwin:
             plan.works.append(PlannedWork(sequence, start, at, query, row))
             plan.token_ids += sequence.tokens[start : start + query]
             plan.positions += range(start, start + query)
+        contexts = [work.start + 1 for work in plan.works[: plan.decode_works]]
+        plan.decode_span = 64 * math.ceil(sum(contexts) / max(32, 2 * len(contexts)) / 64)
+        plan.decode_tiles = tiles(0, contexts, plan.decode_span)
+        plan.chunk_tiles = tiles(
+            plan.decode_works, [work.query_tokens for work in plan.works[plan.decode_works :]], 128
+        )
         return plan
 
     def sample_row(self, sequence: Sequence, token_index: int) -> Row:

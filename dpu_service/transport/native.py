@@ -22,8 +22,8 @@ def shm_library() -> ctypes.PyDLL:
         raise OSError(f"{names[0]} is not in {folder}: build the package (pip install -e .)")
     library = ctypes.PyDLL(str(found))
     library.blink_shm_write.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
-    library.blink_shm_store.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+    library.blink_shm_commit.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
     library.blink_shm_read.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-    for function in (library.blink_shm_write, library.blink_shm_store, library.blink_shm_read):
+    for function in (library.blink_shm_write, library.blink_shm_commit, library.blink_shm_read):
         function.restype = None
     return library

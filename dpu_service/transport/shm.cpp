@@ -9,11 +9,14 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free, "words must be read an
 
 #define BLINK_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Copies a payload in; a later blink_shm_store publishes it.
+// Copies a payload in; a later blink_shm_commit publishes it.
 BLINK_EXPORT void blink_shm_write(uint8_t* to, const uint8_t* from, size_t size) { std::memcpy(to, from, size); }
 
-// Stores a word after everything written before it.
-BLINK_EXPORT void blink_shm_store(uint64_t* to, uint64_t word) { __atomic_store_n(to, word, __ATOMIC_RELEASE); }
+// Stores a word after everything written before it, then rings the bell: whoever sees the ring sees the word.
+BLINK_EXPORT void blink_shm_commit(uint64_t* to, uint64_t word, uint64_t* bell) {
+  __atomic_store_n(to, word, __ATOMIC_RELEASE);
+  __atomic_fetch_add(bell, 1, __ATOMIC_RELEASE);
+}
 
 // Copies whole words out, then makes sure that nothing read later is older than they are.
 BLINK_EXPORT void blink_shm_read(uint64_t* to, const uint64_t* from, size_t words) {

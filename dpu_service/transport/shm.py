@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from blink_proto import arena
 from dpu_service.transport.base import TransportError
 from dpu_service.transport.native import shm_library
 
@@ -65,9 +66,10 @@ class ShmTransport:
         self._library.blink_shm_write(self._inbound.address + offset, payload, len(payload))
 
     def commit(self, offset: int, word: int) -> None:
-        """A store with release order."""
+        """A store with release order, and a ring of the arena's bell for a GPU that maps this memory."""
         _check(self._inbound, offset, _WORD, aligned=True)
-        self._library.blink_shm_store(self._inbound.address + offset, word)
+        bell = self._inbound.address + arena.BELL_OFFSETS["rings"]  # the region begins with the bell
+        self._library.blink_shm_commit(self._inbound.address + offset, word, bell)
 
     def read(self, offset: int, size: int) -> bytes:
         """Word by word, then an acquire fence."""

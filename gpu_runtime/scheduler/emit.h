@@ -154,18 +154,19 @@ BLINK_FN uint32_t bucket_for(const State& state, uint32_t tokens) {
   return state.config.buckets[b];
 }
 
-template <class Exec>
-BLINK_FN void emit(const Exec& exec, State& state) {
+template <class Exec, class Launch>
+BLINK_FN void emit(const Exec& exec, State& state, Launch launch) {
   allocate_blocks(exec, state);
   write_works(exec, state);
-  write_tiles(exec, state);
   exec.leader([&] {
     layout::StepHeader& header = state.header;
     header.bucket = bucket_for(state, header.tokens);
     header.live = state.live;
     header.step = state.counters.steps + (header.tokens > 0);
     state.counters.steps = header.step;
+    launch(header);
   });
+  write_tiles(exec, state);
   write_tokens(exec, state);
 }
 

@@ -13,7 +13,7 @@
 namespace blink::layout {
 
 inline constexpr uint32_t kVersion = 1;
-inline constexpr uint64_t kLayoutHash = 0x838DE3492D73D8C0ull;
+inline constexpr uint64_t kLayoutHash = 0xCECA15C28F4B3B43ull;
 inline constexpr uint32_t MAX_EOS_TOKENS = 0x10u;  // stop tokens a model may have
 inline constexpr uint32_t MAX_BUCKETS = 0x40u;  // sizes of step graphs at most
 inline constexpr uint32_t MAX_CANCELS_PER_STEP = 0x20u;  // cancel records taken in one step at most, over all channels
@@ -21,6 +21,7 @@ inline constexpr uint32_t MAX_INTAKE_PER_STEP = 0x20u;  // submissions taken in 
 inline constexpr uint32_t CHUNK_TILE = 0x80u;  // query tokens of a prompt chunk's attention tile at most
 inline constexpr uint32_t DECODE_TILE_STEP = 0x40u;  // KV positions of a decode's attention tile are a multiple of this
 inline constexpr uint32_t SPARE_TILES = 0x20u;  // a step has at most decode_works + max(SPARE_TILES, 2 * decode_works) decode tiles
+inline constexpr uint32_t STAMPS = 0x1000u;  // steps whose times are kept (a power of two)
 inline constexpr uint32_t SCRATCH_BLOCK = 0x0u;  // KV block that padding tokens write to and no sequence owns
 
 // `command` of the mailbox: what the control process wants of the chain
@@ -169,5 +170,69 @@ static_assert(offsetof(Mailbox, ready) == 8);
 static_assert(offsetof(Mailbox, progress_done) == 16);
 static_assert(offsetof(Mailbox, progress_total) == 24);
 static_assert(offsetof(Mailbox, pad0) == 32);
+
+// when a step ran, by the device's own clock (globaltimer)
+struct alignas(8) StepStamp {
+  uint64_t step;  // number of the step
+  uint64_t begin_ns;  // its graph has begun
+  uint64_t tail_begin_ns;  // the scheduler has begun: the step's tokens are sampled
+  uint64_t tail_end_ns;  // the scheduler has ended
+  uint32_t tokens;  // tokens of the step
+  uint32_t decode_works;  // of them decodes
+  uint32_t bucket;  // size of its step graph
+  uint32_t pad0;  // zero
+};
+static_assert(sizeof(StepStamp) == 48);
+static_assert(offsetof(StepStamp, step) == 0);
+static_assert(offsetof(StepStamp, begin_ns) == 8);
+static_assert(offsetof(StepStamp, tail_begin_ns) == 16);
+static_assert(offsetof(StepStamp, tail_end_ns) == 24);
+static_assert(offsetof(StepStamp, tokens) == 32);
+static_assert(offsetof(StepStamp, decode_works) == 36);
+static_assert(offsetof(StepStamp, bucket) == 40);
+static_assert(offsetof(StepStamp, pad0) == 44);
+
+// what the chain's kernels know beside the scheduler's state; in device memory
+struct alignas(8) ChainBoard {
+  uint64_t command;  // Command; copied here by the chain's process
+  uint64_t command_seen;  // the command of the last run of the scheduler
+  uint64_t bell_seen;  // value of the arena's bell up to which the inbound region was taken over
+  uint64_t host_inbound;  // device address of the inbound region in host memory; 0 when front ends write into device memory
+  uint64_t host_outbound;  // the same of the outbound region
+  uint64_t stamps;  // device address of StepStamp[STAMPS]
+  uint64_t longest_poll_ns;  // after that long without news the scheduler runs all the same: leases end, the heartbeat grows
+  uint64_t idle_since_ns;  // when there was last something to do
+  uint64_t launched;  // step graphs launched from the device
+  uint64_t launch_error;  // status of the launch that failed, after which the chain has ended; 0: none
+  uint64_t launches_itself;  // 1: the scheduler launches the next graph; 0: the host does (tests)
+  uint64_t idle_graph;  // executable graph that polls
+  uint64_t decode_graphs[64];  // executable graphs for steps of decodes only, by bucket; 0: none
+  uint64_t mixed_graphs[64];  // executable graphs for any step, by bucket
+  uint64_t pushed[64];  // by channel: position up to which the token log was copied to host memory
+  uint64_t running;  // 1 from the first launch to the end of the chain
+  uint64_t polls;  // looks of the idle poll
+  uint64_t last_tail_end_ns;  // when the scheduler last ended
+  uint8_t pad0[584];  // zero
+};
+static_assert(sizeof(ChainBoard) == 2240);
+static_assert(offsetof(ChainBoard, command) == 0);
+static_assert(offsetof(ChainBoard, command_seen) == 8);
+static_assert(offsetof(ChainBoard, bell_seen) == 16);
+static_assert(offsetof(ChainBoard, host_inbound) == 24);
+static_assert(offsetof(ChainBoard, host_outbound) == 32);
+static_assert(offsetof(ChainBoard, stamps) == 40);
+static_assert(offsetof(ChainBoard, longest_poll_ns) == 48);
+static_assert(offsetof(ChainBoard, idle_since_ns) == 56);
+static_assert(offsetof(ChainBoard, launched) == 64);
+static_assert(offsetof(ChainBoard, launch_error) == 72);
+static_assert(offsetof(ChainBoard, launches_itself) == 80);
+static_assert(offsetof(ChainBoard, idle_graph) == 88);
+static_assert(offsetof(ChainBoard, decode_graphs) == 96);
+static_assert(offsetof(ChainBoard, mixed_graphs) == 608);
+static_assert(offsetof(ChainBoard, pushed) == 1120);
+static_assert(offsetof(ChainBoard, running) == 1632);
+static_assert(offsetof(ChainBoard, polls) == 1640);
+static_assert(offsetof(ChainBoard, last_tail_end_ns) == 1648);
+static_assert(offsetof(ChainBoard, pad0) == 1656);
 
 }  // namespace blink::layout

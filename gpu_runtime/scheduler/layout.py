@@ -8,7 +8,7 @@ from enum import IntEnum
 import numpy as np
 
 VERSION = 1
-LAYOUT_HASH = 0x838DE3492D73D8C0
+LAYOUT_HASH = 0xCECA15C28F4B3B43
 
 MAX_EOS_TOKENS = 0x10
 """stop tokens a model may have"""
@@ -24,6 +24,8 @@ DECODE_TILE_STEP = 0x40
 """KV positions of a decode's attention tile are a multiple of this"""
 SPARE_TILES = 0x20
 """a step has at most decode_works + max(SPARE_TILES, 2 * decode_works) decode tiles"""
+STAMPS = 0x1000
+"""steps whose times are kept (a power of two)"""
 SCRATCH_BLOCK = 0x0
 """KV block that padding tokens write to and no sequence owns"""
 
@@ -151,3 +153,50 @@ assert Mailbox.itemsize == 64
 MAILBOX_OFFSETS = {"command": 0, "ready": 8, "progress_done": 16, "progress_total": 24, "pad0": 32}
 assert Mailbox.fields is not None
 assert {name: field[1] for name, field in Mailbox.fields.items()} == MAILBOX_OFFSETS
+
+StepStamp = np.dtype(
+    [
+        ("step", "<u8"),  # number of the step
+        ("begin_ns", "<u8"),  # its graph has begun
+        ("tail_begin_ns", "<u8"),  # the scheduler has begun: the step's tokens are sampled
+        ("tail_end_ns", "<u8"),  # the scheduler has ended
+        ("tokens", "<u4"),  # tokens of the step
+        ("decode_works", "<u4"),  # of them decodes
+        ("bucket", "<u4"),  # size of its step graph
+        ("pad0", "<u4"),  # zero
+    ]
+)
+"""when a step ran, by the device's own clock (globaltimer)"""
+assert StepStamp.itemsize == 48
+STEP_STAMP_OFFSETS = {"step": 0, "begin_ns": 8, "tail_begin_ns": 16, "tail_end_ns": 24, "tokens": 32, "decode_works": 36, "bucket": 40, "pad0": 44}
+assert StepStamp.fields is not None
+assert {name: field[1] for name, field in StepStamp.fields.items()} == STEP_STAMP_OFFSETS
+
+ChainBoard = np.dtype(
+    [
+        ("command", "<u8"),  # Command; copied here by the chain's process
+        ("command_seen", "<u8"),  # the command of the last run of the scheduler
+        ("bell_seen", "<u8"),  # value of the arena's bell up to which the inbound region was taken over
+        ("host_inbound", "<u8"),  # device address of the inbound region in host memory; 0 when front ends write into device memory
+        ("host_outbound", "<u8"),  # the same of the outbound region
+        ("stamps", "<u8"),  # device address of StepStamp[STAMPS]
+        ("longest_poll_ns", "<u8"),  # after that long without news the scheduler runs all the same: leases end, the heartbeat grows
+        ("idle_since_ns", "<u8"),  # when there was last something to do
+        ("launched", "<u8"),  # step graphs launched from the device
+        ("launch_error", "<u8"),  # status of the launch that failed, after which the chain has ended; 0: none
+        ("launches_itself", "<u8"),  # 1: the scheduler launches the next graph; 0: the host does (tests)
+        ("idle_graph", "<u8"),  # executable graph that polls
+        ("decode_graphs", "<u8", (64,)),  # executable graphs for steps of decodes only, by bucket; 0: none
+        ("mixed_graphs", "<u8", (64,)),  # executable graphs for any step, by bucket
+        ("pushed", "<u8", (64,)),  # by channel: position up to which the token log was copied to host memory
+        ("running", "<u8"),  # 1 from the first launch to the end of the chain
+        ("polls", "<u8"),  # looks of the idle poll
+        ("last_tail_end_ns", "<u8"),  # when the scheduler last ended
+        ("pad0", "u1", (584,)),  # zero
+    ]
+)
+"""what the chain's kernels know beside the scheduler's state; in device memory"""
+assert ChainBoard.itemsize == 2240
+CHAIN_BOARD_OFFSETS = {"command": 0, "command_seen": 8, "bell_seen": 16, "host_inbound": 24, "host_outbound": 32, "stamps": 40, "longest_poll_ns": 48, "idle_since_ns": 56, "launched": 64, "launch_error": 72, "launches_itself": 80, "idle_graph": 88, "decode_graphs": 96, "mixed_graphs": 608, "pushed": 1120, "running": 1632, "polls": 1640, "last_tail_end_ns": 1648, "pad0": 1656}
+assert ChainBoard.fields is not None
+assert {name: field[1] for name, field in ChainBoard.fields.items()} == CHAIN_BOARD_OFFSETS

@@ -15,7 +15,7 @@ enum class Status : uint32_t {
   kEnding,   // over; its END record waits for room in the log
 };
 
-struct Sequence {
+struct alignas(16) Sequence {
   Status status;
   uint32_t channel;
   uint64_t position;  // of its submission in the submit ring
@@ -38,7 +38,7 @@ struct Sequence {
   uint32_t stop_tokens[arena::MAX_STOP_TOKENS];
 };
 
-struct Channel {
+struct alignas(16) Channel {
   uint64_t lease;       // last accepted
   uint64_t lease_seen;  // last word read, to count a wrong one once
   uint32_t live;
@@ -76,7 +76,7 @@ struct Counters {
 };
 
 // All arrays are sized by the configuration and lie behind the State itself, in one piece of memory.
-struct State {
+struct alignas(16) State {
   layout::SchedulerConfig config;
   arena::InboundLayout inbound_layout;
   arena::OutboundLayout outbound_layout;

@@ -19,9 +19,10 @@ BLINK_FN arena::DeviceState device_state_of(layout::Command command) {
   }
 }
 
-// harvest → publish → intake → cancel → plan → emit; the caller launches the step graph that the header names.
-template <class Exec>
-BLINK_FN void step(const Exec& exec, State& state, uint64_t now_ns, layout::Command command) {
+// harvest → publish → intake → cancel → plan → emit → launch. `launch(header)` runs on one thread as soon as it is
+// known which step graph comes next, before the plan is written out: what it starts begins when this step has ended.
+template <class Exec, class Launch>
+BLINK_FN void step(const Exec& exec, State& state, uint64_t now_ns, layout::Command command, Launch launch) {
   harvest(exec, state);
   publish(exec, state);
   exec.leader([&] {
@@ -34,9 +35,14 @@ BLINK_FN void step(const Exec& exec, State& state, uint64_t now_ns, layout::Comm
   cancel(exec, state);
   if (command != layout::Command::STOP) {
     plan(exec, state);
-    emit(exec, state);
+    emit(exec, state, launch);
   }
   write_telemetry(exec, state, device_state_of(command));
+}
+
+template <class Exec>
+BLINK_FN void step(const Exec& exec, State& state, uint64_t now_ns, layout::Command command) {
+  step(exec, state, now_ns, command, [](const layout::StepHeader&) {});
 }
 
 }  // namespace blink

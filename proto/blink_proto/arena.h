@@ -13,7 +13,7 @@
 namespace blink::arena {
 
 inline constexpr uint32_t kVersion = 1;
-inline constexpr uint64_t kLayoutHash = 0x5B9053DB42464D56ull;
+inline constexpr uint64_t kLayoutHash = 0xB6A7C13F774EF98Bull;
 inline constexpr uint64_t MAGIC = 0x414E4552414B4E42ull;  // first word of the arena header (the bytes `BNKARENA`)
 inline constexpr uint32_t BYTE_ORDER_MARK = 0x1020304u;  // reads differently on a machine of the other byte order
 inline constexpr uint32_t MAX_STOP_TOKENS = 0x8u;  // stop token ids that one submission may name beside the model's own
@@ -199,6 +199,15 @@ static_assert(offsetof(ChannelOut, rejected) == 48);
 static_assert(offsetof(ChannelOut, protocol_errors) == 56);
 static_assert(offsetof(ChannelOut, pad0) == 64);
 
+// for transports through host memory that a GPU maps: a look across the bus costs it a microsecond a word, so it looks at this one. Front ends on other transports leave it alone
+struct alignas(8) Bell {
+  uint64_t rings;  // grows by one, atomically, after every word that a front end commits
+  uint8_t pad0[56];  // zero
+};
+static_assert(sizeof(Bell) == 64);
+static_assert(offsetof(Bell, rings) == 0);
+static_assert(offsetof(Bell, pad0) == 8);
+
 // what the front end compares at the handshake
 struct alignas(8) ArenaHeader {
   uint64_t magic;  // MAGIC
@@ -294,6 +303,7 @@ BLINK_LAYOUT_FN uint64_t align_up(uint64_t value, uint64_t alignment) {
 
 // Region inbound: written by front ends, read by the GPU. Offsets in bytes from its start.
 struct InboundLayout {
+  uint64_t bell_offset = 0;
   uint64_t channel_control_offset = 0;
   uint64_t channel_submit_offset = 0;
   uint64_t channel_cancel_offset = 0;
@@ -304,6 +314,8 @@ struct InboundLayout {
   InboundLayout() = default;
   explicit BLINK_LAYOUT_FN InboundLayout(const Sizes& sizes) {
     uint64_t at = 0;
+    bell_offset = at = align_up(at, PART_ALIGNMENT);
+    at += 64ull;
     channels_offset = align_up(at, CHANNEL_ALIGNMENT);
     at = 0;
     channel_control_offset = at = align_up(at, PART_ALIGNMENT);

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 VERSION = 1
-LAYOUT_HASH = 0x5B9053DB42464D56
+LAYOUT_HASH = 0xB6A7C13F774EF98B
 
 MAGIC = 0x414E4552414B4E42
 """first word of the arena header (the bytes `BNKARENA`)"""
@@ -218,6 +218,18 @@ CHANNEL_OUT_OFFSETS = {"lease": 0, "live": 8, "log_start": 16, "log_written": 24
 assert ChannelOut.fields is not None
 assert {name: field[1] for name, field in ChannelOut.fields.items()} == CHANNEL_OUT_OFFSETS
 
+Bell = np.dtype(
+    [
+        ("rings", "<u8"),  # grows by one, atomically, after every word that a front end commits
+        ("pad0", "u1", (56,)),  # zero
+    ]
+)
+"""for transports through host memory that a GPU maps: a look across the bus costs it a microsecond a word, so it looks at this one. Front ends on other transports leave it alone"""
+assert Bell.itemsize == 64
+BELL_OFFSETS = {"rings": 0, "pad0": 8}
+assert Bell.fields is not None
+assert {name: field[1] for name, field in Bell.fields.items()} == BELL_OFFSETS
+
 ArenaHeader = np.dtype(
     [
         ("magic", "<u8"),  # MAGIC
@@ -298,6 +310,8 @@ class InboundLayout:
 
     def __init__(self, sizes: Sizes) -> None:
         at = 0
+        self.bell_offset = at = align_up(at, PART_ALIGNMENT)
+        at += 64
         self.channels_offset = align_up(at, CHANNEL_ALIGNMENT)
         at = 0
         self.channel_control_offset = at = align_up(at, PART_ALIGNMENT)

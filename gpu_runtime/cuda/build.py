@@ -20,7 +20,6 @@ typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned
 typedef unsigned long long uint64_t; typedef unsigned long long uintptr_t; typedef long long intptr_t;
 """,
     "cstddef": """#pragma once
-#define offsetof(type, member) __builtin_offsetof(type, member)
 typedef unsigned long size_t; typedef long ptrdiff_t;
 """,
 }
@@ -58,6 +57,7 @@ def _options(architecture: str, *, relocatable: bool) -> list[str]:
         f"--gpu-architecture={architecture}",
         "--std=c++20",
         "--extra-device-vectorization",
+        "--device-as-default-execution-space",
         "--generate-line-info",
         f"--relocatable-device-code={'true' if relocatable else 'false'}",
     ]

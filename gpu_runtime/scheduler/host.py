@@ -20,22 +20,23 @@ class SchedulerError(RuntimeError):
     """The scheduler refused its configuration, or one of its invariants is broken."""
 
 
+PLAN_FIELDS = (
+    "header",
+    "works",
+    "rows",
+    "token_ids",
+    "positions",
+    "kv_slots",
+    "block_table",
+    "sampled",
+    "decode_tiles",
+    "chunk_tiles",
+)
+"""Parts of a plan in the order of `blink_plan_view` (host.h)."""
+
+
 class _PlanView(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_void_p)
-        for name in (
-            "header",
-            "works",
-            "rows",
-            "token_ids",
-            "positions",
-            "kv_slots",
-            "block_table",
-            "sampled",
-            "decode_tiles",
-            "chunk_tiles",
-        )
-    ]
+    _fields_ = [(name, ctypes.c_void_p) for name in PLAN_FIELDS]
 
 
 _chosen: Path | None = None

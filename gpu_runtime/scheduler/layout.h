@@ -54,6 +54,7 @@ struct alignas(8) SchedulerConfig {
   uint64_t lease_timeout_ns;  // a lease without a heartbeat for that long ends
 };
 static_assert(sizeof(SchedulerConfig) == 392);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
 static_assert(offsetof(SchedulerConfig, channels) == 0);
 static_assert(offsetof(SchedulerConfig, submit_slots) == 4);
 static_assert(offsetof(SchedulerConfig, cancel_slots) == 8);
@@ -73,6 +74,7 @@ static_assert(offsetof(SchedulerConfig, bucket_count) == 120);
 static_assert(offsetof(SchedulerConfig, pad0) == 124);
 static_assert(offsetof(SchedulerConfig, buckets) == 128);
 static_assert(offsetof(SchedulerConfig, lease_timeout_ns) == 384);
+#endif
 
 // the plan of the next step; tokens = 0 means that there is nothing to do
 struct alignas(8) StepHeader {
@@ -90,6 +92,7 @@ struct alignas(8) StepHeader {
   uint8_t pad0[16];  // zero
 };
 static_assert(sizeof(StepHeader) == 64);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
 static_assert(offsetof(StepHeader, step) == 0);
 static_assert(offsetof(StepHeader, tokens) == 8);
 static_assert(offsetof(StepHeader, bucket) == 12);
@@ -102,6 +105,7 @@ static_assert(offsetof(StepHeader, decode_tiles) == 36);
 static_assert(offsetof(StepHeader, decode_span) == 40);
 static_assert(offsetof(StepHeader, chunk_tiles) == 44);
 static_assert(offsetof(StepHeader, pad0) == 48);
+#endif
 
 // one sequence's share of a step: a decode token or a chunk of its prompt
 struct alignas(8) Work {
@@ -114,6 +118,7 @@ struct alignas(8) Work {
   uint64_t position;  // the submission's position in the submit ring
 };
 static_assert(sizeof(Work) == 32);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
 static_assert(offsetof(Work, slot) == 0);
 static_assert(offsetof(Work, query_start) == 4);
 static_assert(offsetof(Work, query_tokens) == 8);
@@ -121,6 +126,7 @@ static_assert(offsetof(Work, context_tokens) == 12);
 static_assert(offsetof(Work, row) == 16);
 static_assert(offsetof(Work, channel) == 20);
 static_assert(offsetof(Work, position) == 24);
+#endif
 
 // a share of one work's attention. A decode's tiles part its KV positions (`decode_span` each, the last one what is left), a chunk's tiles its query tokens (CHUNK_TILE each)
 struct alignas(8) Tile {
@@ -130,10 +136,12 @@ struct alignas(8) Tile {
   uint32_t count;  // tiles of the work
 };
 static_assert(sizeof(Tile) == 16);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
 static_assert(offsetof(Tile, work) == 0);
 static_assert(offsetof(Tile, first) == 4);
 static_assert(offsetof(Tile, base) == 8);
 static_assert(offsetof(Tile, count) == 12);
+#endif
 
 // how to sample one token
 struct alignas(8) SampleRow {
@@ -147,6 +155,7 @@ struct alignas(8) SampleRow {
   uint64_t pad0;  // zero
 };
 static_assert(sizeof(SampleRow) == 40);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
 static_assert(offsetof(SampleRow, token_index) == 0);
 static_assert(offsetof(SampleRow, slot) == 4);
 static_assert(offsetof(SampleRow, position) == 8);
@@ -155,6 +164,7 @@ static_assert(offsetof(SampleRow, temperature) == 16);
 static_assert(offsetof(SampleRow, top_p) == 20);
 static_assert(offsetof(SampleRow, seed) == 24);
 static_assert(offsetof(SampleRow, pad0) == 32);
+#endif
 
 // the control process and the chain talk through this page only; the chain reads one word of it per step
 struct alignas(8) Mailbox {
@@ -165,11 +175,13 @@ struct alignas(8) Mailbox {
   uint8_t pad0[32];  // zero
 };
 static_assert(sizeof(Mailbox) == 64);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
 static_assert(offsetof(Mailbox, command) == 0);
 static_assert(offsetof(Mailbox, ready) == 8);
 static_assert(offsetof(Mailbox, progress_done) == 16);
 static_assert(offsetof(Mailbox, progress_total) == 24);
 static_assert(offsetof(Mailbox, pad0) == 32);
+#endif
 
 // when a step ran, by the device's own clock (globaltimer)
 struct alignas(8) StepStamp {
@@ -183,6 +195,7 @@ struct alignas(8) StepStamp {
   uint32_t pad0;  // zero
 };
 static_assert(sizeof(StepStamp) == 48);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
 static_assert(offsetof(StepStamp, step) == 0);
 static_assert(offsetof(StepStamp, begin_ns) == 8);
 static_assert(offsetof(StepStamp, tail_begin_ns) == 16);
@@ -191,6 +204,7 @@ static_assert(offsetof(StepStamp, tokens) == 32);
 static_assert(offsetof(StepStamp, decode_works) == 36);
 static_assert(offsetof(StepStamp, bucket) == 40);
 static_assert(offsetof(StepStamp, pad0) == 44);
+#endif
 
 // what the chain's kernels know beside the scheduler's state; in device memory
 struct alignas(8) ChainBoard {
@@ -215,6 +229,7 @@ struct alignas(8) ChainBoard {
   uint8_t pad0[584];  // zero
 };
 static_assert(sizeof(ChainBoard) == 2240);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
 static_assert(offsetof(ChainBoard, command) == 0);
 static_assert(offsetof(ChainBoard, command_seen) == 8);
 static_assert(offsetof(ChainBoard, bell_seen) == 16);
@@ -234,5 +249,6 @@ static_assert(offsetof(ChainBoard, running) == 1632);
 static_assert(offsetof(ChainBoard, polls) == 1640);
 static_assert(offsetof(ChainBoard, last_tail_end_ns) == 1648);
 static_assert(offsetof(ChainBoard, pad0) == 1656);
+#endif
 
 }  // namespace blink::layout

@@ -128,6 +128,7 @@ struct alignas(8) SubmitRecord {
   uint64_t commit;  // CommitWord
 };
 static_assert(sizeof(SubmitRecord) == 128);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
 static_assert(offsetof(SubmitRecord, prompt_offset) == 0);
 static_assert(offsetof(SubmitRecord, prompt_tokens) == 4);
 static_assert(offsetof(SubmitRecord, max_tokens) == 8);
@@ -140,6 +141,7 @@ static_assert(offsetof(SubmitRecord, stop_count) == 36);
 static_assert(offsetof(SubmitRecord, stop_tokens) == 40);
 static_assert(offsetof(SubmitRecord, reserved) == 72);
 static_assert(offsetof(SubmitRecord, commit) == 120);
+#endif
 
 // asks for the end of one sequence. Names only a submission that the scheduler has taken (its position is below `submit_read`); for one that has ended already it does nothing.
 struct alignas(8) CancelRecord {
@@ -147,8 +149,10 @@ struct alignas(8) CancelRecord {
   uint64_t commit;  // CommitWord
 };
 static_assert(sizeof(CancelRecord) == 16);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
 static_assert(offsetof(CancelRecord, target) == 0);
 static_assert(offsetof(CancelRecord, commit) == 8);
+#endif
 
 // one piece of news about one sequence
 struct alignas(8) TokenRecord {
@@ -156,8 +160,10 @@ struct alignas(8) TokenRecord {
   uint64_t body;  // TokenBody
 };
 static_assert(sizeof(TokenRecord) == 16);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
 static_assert(offsetof(TokenRecord, head) == 0);
 static_assert(offsetof(TokenRecord, body) == 8);
+#endif
 
 // words of a channel that its front-end worker writes, one cache line each
 struct alignas(8) ChannelIn {
@@ -169,12 +175,14 @@ struct alignas(8) ChannelIn {
   uint8_t pad2[120];  // zero
 };
 static_assert(sizeof(ChannelIn) == 256);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
 static_assert(offsetof(ChannelIn, lease) == 0);
 static_assert(offsetof(ChannelIn, pad0) == 8);
 static_assert(offsetof(ChannelIn, heartbeat) == 64);
 static_assert(offsetof(ChannelIn, pad1) == 72);
 static_assert(offsetof(ChannelIn, log_read) == 128);
 static_assert(offsetof(ChannelIn, pad2) == 136);
+#endif
 
 // words of a channel that the scheduler writes
 struct alignas(8) ChannelOut {
@@ -189,6 +197,7 @@ struct alignas(8) ChannelOut {
   uint8_t pad0[192];  // zero
 };
 static_assert(sizeof(ChannelOut) == 256);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
 static_assert(offsetof(ChannelOut, lease) == 0);
 static_assert(offsetof(ChannelOut, live) == 8);
 static_assert(offsetof(ChannelOut, log_start) == 16);
@@ -198,6 +207,7 @@ static_assert(offsetof(ChannelOut, cancel_read) == 40);
 static_assert(offsetof(ChannelOut, rejected) == 48);
 static_assert(offsetof(ChannelOut, protocol_errors) == 56);
 static_assert(offsetof(ChannelOut, pad0) == 64);
+#endif
 
 // for transports through host memory that a GPU maps: a look across the bus costs it a microsecond a word, so it looks at this one. Front ends on other transports leave it alone
 struct alignas(8) Bell {
@@ -205,8 +215,10 @@ struct alignas(8) Bell {
   uint8_t pad0[56];  // zero
 };
 static_assert(sizeof(Bell) == 64);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
 static_assert(offsetof(Bell, rings) == 0);
 static_assert(offsetof(Bell, pad0) == 8);
+#endif
 
 // what the front end compares at the handshake
 struct alignas(8) ArenaHeader {
@@ -229,6 +241,7 @@ struct alignas(8) ArenaHeader {
   uint8_t pad0[168];  // zero
 };
 static_assert(sizeof(ArenaHeader) == 256);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
 static_assert(offsetof(ArenaHeader, magic) == 0);
 static_assert(offsetof(ArenaHeader, version) == 8);
 static_assert(offsetof(ArenaHeader, byte_order) == 12);
@@ -246,6 +259,7 @@ static_assert(offsetof(ArenaHeader, max_sequence_tokens) == 68);
 static_assert(offsetof(ArenaHeader, inbound_bytes) == 72);
 static_assert(offsetof(ArenaHeader, outbound_bytes) == 80);
 static_assert(offsetof(ArenaHeader, pad0) == 88);
+#endif
 
 // what the device says of itself; read without waking anything on the GPU's host
 struct alignas(8) Telemetry {
@@ -269,6 +283,7 @@ struct alignas(8) Telemetry {
   uint8_t pad0[120];  // zero
 };
 static_assert(sizeof(Telemetry) == 256);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
 static_assert(offsetof(Telemetry, heartbeat) == 0);
 static_assert(offsetof(Telemetry, state) == 8);
 static_assert(offsetof(Telemetry, steps) == 16);
@@ -287,6 +302,7 @@ static_assert(offsetof(Telemetry, protocol_errors) == 112);
 static_assert(offsetof(Telemetry, log_stalls) == 120);
 static_assert(offsetof(Telemetry, step_tokens) == 128);
 static_assert(offsetof(Telemetry, pad0) == 136);
+#endif
 
 // Sizes on which the regions depend.
 struct Sizes {

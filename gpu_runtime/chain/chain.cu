@@ -1,0 +1,125 @@
+// The chain's own kernels. A step graph is: begin ‖ layers ‖ pull, then the tail; the idle graph: begin, poll, pull,
+// tail. The tail is the scheduler; it launches the next graph from the device.
+#include "chain/relay.cuh"
+#include "scheduler/hot_state.cuh"
+#include "scheduler/poll.h"
+#include "scheduler/step.h"
+
+namespace {
+
+using blink::ColdArrays;
+using blink::State;
+using blink::layout::ChainBoard;
+using blink::layout::Command;
+using blink::layout::StepHeader;
+using blink::layout::StepStamp;
+
+__device__ uint64_t now_ns() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+__device__ StepStamp* stamp_of(const ChainBoard& board, uint64_t step) {
+  return reinterpret_cast<StepStamp*>(board.stamps) + step % blink::layout::STAMPS;
+}
+
+__device__ uint64_t bell_of(const State& state, const ChainBoard& board) {
+  return blink::load_acquire(reinterpret_cast<const uint64_t*>(board.host_inbound + state.inbound_layout.bell_offset));
+}
+
+__device__ uint32_t bucket_index(const State& state, uint32_t bucket) {
+  uint32_t b = 0;
+  while (b + 1 < state.config.bucket_count && state.config.buckets[b] < bucket) ++b;
+  return b;
+}
+
+__device__ uint64_t next_graph(const State& state, const ChainBoard& board, const StepHeader& header) {
+  if (header.tokens == 0) return board.idle_graph;
+  const uint32_t b = bucket_index(state, header.bucket);
+  const bool decodes_only = header.tokens == header.decode_works;
+  return decodes_only && board.decode_graphs[b] != 0 ? board.decode_graphs[b] : board.mixed_graphs[b];
+}
+
+// Starts the graph when this one has ended. A failure ends the chain; the host, which waits for that, finds the reason.
+__device__ void launch_next(const State& state, ChainBoard& board, const StepHeader& header) {
+  if (board.launches_itself == 0) return;
+  const auto graph = reinterpret_cast<cudaGraphExec_t>(next_graph(state, board, header));
+  const cudaError_t status = cudaGraphLaunch(graph, cudaStreamGraphTailLaunch);
+  if (status != cudaSuccess) board.launch_error = static_cast<uint64_t>(status);
+  ++board.launched;
+}
+
+}  // namespace
+
+// First node of every graph, beside the layers: notes the time and, for an arena in host memory, tells the front ends
+// what the last run of the scheduler published. 256 threads.
+extern "C" __global__ void __launch_bounds__(256) blink_begin(const State* state, ChainBoard* board) {
+  const StepHeader& header = state->header;
+  if (threadIdx.x == 0 && header.tokens != 0) {
+    StepStamp* stamp = stamp_of(*board, header.step);
+    *stamp = StepStamp{header.step, now_ns(), 0, 0, header.tokens, header.decode_works, header.bucket, 0};
+  }
+  if (board->host_outbound == 0) return;
+  const uint32_t warp = threadIdx.x / blink::kLanes;
+  const uint32_t warps = blockDim.x / blink::kLanes;
+  for (uint32_t c = warp; c < state->config.channels; c += warps) blink::push_records(*state, *board, c);
+  __threadfence_system();
+  __syncthreads();
+  if (threadIdx.x < state->config.channels) blink::push_words(*state, *board, threadIdx.x);
+  if (threadIdx.x < sizeof(blink::arena::Telemetry) / 8) blink::push_telemetry(*state, *board, threadIdx.x);
+}
+
+// Beside the head of a step graph: takes over what front ends wrote into host memory. 256 threads.
+extern "C" __global__ void __launch_bounds__(256) blink_pull(const State* state, ChainBoard* board) {
+  __shared__ uint64_t bell;
+  if (board->host_inbound == 0) return;
+  if (threadIdx.x == 0) bell = bell_of(*state, *board);
+  __syncthreads();
+  if (bell == board->bell_seen) return;
+  const uint32_t warp = threadIdx.x / blink::kLanes;
+  const uint32_t warps = blockDim.x / blink::kLanes;
+  for (uint32_t c = warp; c < state->config.channels; c += warps) blink::pull_channel(*state, *board, c);
+  __syncthreads();
+  if (threadIdx.x == 0) board->bell_seen = bell;
+}
+
+// Waits, on one thread, until there is something to do, the command changes, or the time is over.
+extern "C" __global__ void blink_poll(const State* state, ChainBoard* board) {
+  const uint64_t begin = now_ns();
+  for (uint64_t now = begin; now - begin < board->longest_poll_ns; now = now_ns()) {
+    ++board->polls;
+    if (blink::load_acquire(&board->command) != board->command_seen) return;
+    if (board->host_inbound != 0 ? bell_of(*state, *board) != board->bell_seen : blink::has_news(*state)) return;
+    // Short while a next request is likely.
+    __nanosleep(now - board->idle_since_ns < 1'000'000'000 ? 500 : 5'000);
+  }
+}
+
+// Last node of every graph: the scheduler. 256 threads; shared memory: hot_bytes().
+extern "C" __global__ void __launch_bounds__(256) blink_tail(ColdArrays cold, ChainBoard* board) {
+  __shared__ blink::BlockScratch scratch;
+  __shared__ uint64_t begin;
+  __shared__ uint64_t command;
+  extern __shared__ uint4 shared[];
+  if (threadIdx.x == 0) {
+    begin = now_ns();
+    command = blink::load_acquire(&board->command);
+  }
+  blink::HotState hot(cold, reinterpret_cast<uint8_t*>(shared));  // ends with a barrier
+  State& state = hot.state();
+  const uint64_t ended_step = state.header.tokens != 0 ? state.header.step : 0;
+  __syncthreads();
+  const auto launch = [&](const StepHeader& header) { launch_next(state, *board, header); };
+  blink::step(blink::BlockExec{&scratch}, state, begin, static_cast<Command>(command), launch);
+  hot.store();
+  if (threadIdx.x != 0) return;
+  board->command_seen = command;
+  if (ended_step != 0 || state.header.tokens != 0) board->idle_since_ns = begin;
+  if (state.header.stopped != 0) board->running = 0;
+  if (ended_step != 0) {
+    StepStamp* stamp = stamp_of(*board, ended_step);
+    stamp->tail_begin_ns = begin;
+    stamp->tail_end_ns = now_ns();
+  }
+}

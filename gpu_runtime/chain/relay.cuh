@@ -1,0 +1,150 @@
+// The shm transport's end on the GPU: what a network card does for a DPU, for an arena in host memory. Front ends write
+// into host memory that the GPU maps; the pull copies what is new into the arena in device memory, where the scheduler
+// looks, and the push copies token records, cursors and telemetry back. A running chain reads one word of host memory
+// a step, the bell, and the rest only when it has rung.
+#pragma once
+#include "scheduler/intake.h"
+#include "scheduler/layout.h"
+
+namespace blink {
+
+constexpr uint32_t kFullWarp = 0xFFFFFFFFu;
+constexpr uint32_t kLanes = 32;
+
+// The same part of a region in host memory.
+template <class T>
+__device__ T* mirrored(const void* own, const void* own_region, uint64_t other_region) {
+  const auto offset = static_cast<const uint8_t*>(own) - static_cast<const uint8_t*>(own_region);
+  return reinterpret_cast<T*>(other_region + offset);
+}
+
+// One warp copies 8-byte words; all loads of a round are under way together.
+__device__ inline void copy_words(uint64_t* to, const uint64_t* from, uint64_t words) {
+  constexpr uint32_t kRounds = 4;
+  for (uint64_t base = threadIdx.x % kLanes; base < words; base += kLanes * kRounds) {
+    uint64_t held[kRounds];
+#pragma unroll
+    for (uint32_t k = 0; k < kRounds; ++k) {
+      if (base + k * kLanes < words) held[k] = load_relaxed(from + base + k * kLanes);
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < kRounds; ++k) {
+      if (base + k * kLanes < words) to[base + k * kLanes] = held[k];
+    }
+  }
+  __syncwarp();
+}
+
+// Copies a range of a channel's prompt heap, if it lies within the heap; the scheduler refuses it otherwise.
+__device__ inline void pull_heap(const State& state, const layout::ChainBoard& board, uint32_t c, uint64_t offset,
+                                 uint64_t count) {
+  if (count == 0 || offset + count > state.config.heap_tokens) return;
+  const auto* heap = inbound_part<uint32_t>(state, c, state.inbound_layout.channel_heap_offset);
+  const auto* first = reinterpret_cast<const uint64_t*>(heap + offset / 2 * 2);
+  const uint64_t words = (offset + count + 1) / 2 - offset / 2;
+  // A heap of an odd number of tokens ends in padding: parts start on cache lines.
+  copy_words(const_cast<uint64_t*>(first), mirrored<const uint64_t>(first, state.inbound, board.host_inbound), words);
+}
+
+// How many records from a ring's position on are there in host memory, 32 at most. One warp.
+template <class Record>
+__device__ uint32_t count_new(const Record* own_ring, const State& state, const layout::ChainBoard& board,
+                              uint64_t lease, uint64_t next, uint32_t slots) {
+  const uint32_t lane = threadIdx.x % kLanes;
+  const uint64_t position = next + lane;
+  const Channel expected{.lease = lease};
+  const Record* from = mirrored<const Record>(own_ring + position % slots, state.inbound, board.host_inbound);
+  const bool there = lane < slots && load_acquire(&from->commit) == commit_word(expected, position, slots);
+  const uint32_t missing = ~__ballot_sync(kFullWarp, there);
+  return missing == 0 ? kLanes : static_cast<uint32_t>(__ffs(static_cast<int>(missing))) - 1;
+}
+
+__device__ inline void pull_submissions(const State& state, const layout::ChainBoard& board, uint32_t c,
+                                        uint64_t lease) {
+  const uint32_t slots = state.config.submit_slots;
+  auto* ring = const_cast<arena::SubmitRecord*>(
+      inbound_part<arena::SubmitRecord>(state, c, state.inbound_layout.channel_submit_offset));
+  const uint64_t next = state.channels[c].submit_next;
+  const Channel expected{.lease = lease};
+  const uint32_t count = count_new(ring, state, board, lease, next, slots);
+  for (uint64_t position = next; position < next + count; ++position) {
+    arena::SubmitRecord* own = ring + position % slots;
+    const uint64_t commit = commit_word(expected, position, slots);
+    if (own->commit == commit) continue;  // pulled before, not taken yet
+    const auto* from = mirrored<const uint64_t>(own, state.inbound, board.host_inbound);
+    copy_words(reinterpret_cast<uint64_t*>(own), from, sizeof(arena::SubmitRecord) / 8 - 1);
+    pull_heap(state, board, c, own->prompt_offset, own->prompt_tokens);
+    if (threadIdx.x % kLanes == 0) store_release(&own->commit, commit);
+    __syncwarp();
+  }
+}
+
+__device__ inline void pull_cancels(const State& state, const layout::ChainBoard& board, uint32_t c, uint64_t lease) {
+  const uint32_t slots = state.config.cancel_slots;
+  auto* ring = const_cast<arena::CancelRecord*>(
+      inbound_part<arena::CancelRecord>(state, c, state.inbound_layout.channel_cancel_offset));
+  const uint64_t next = state.channels[c].cancel_next;
+  const Channel expected{.lease = lease};
+  const uint32_t count = count_new(ring, state, board, lease, next, slots);
+  const uint32_t lane = threadIdx.x % kLanes;
+  if (lane < count) {
+    arena::CancelRecord* own = ring + (next + lane) % slots;
+    const auto* from = mirrored<const arena::CancelRecord>(own, state.inbound, board.host_inbound);
+    own->target = load_relaxed(&from->target);
+    store_release(&own->commit, commit_word(expected, next + lane, slots));
+  }
+  __syncwarp();
+}
+
+// Takes over what front ends have written for one channel. One warp.
+__device__ inline void pull_channel(const State& state, const layout::ChainBoard& board, uint32_t c) {
+  auto* own = const_cast<arena::ChannelIn*>(channel_in(state, c));
+  const auto* from = mirrored<const arena::ChannelIn>(own, state.inbound, board.host_inbound);
+  const uint32_t lane = threadIdx.x % kLanes;
+  const uint64_t* words[3] = {&from->lease, &from->heartbeat, &from->log_read};
+  uint64_t* own_words[3] = {&own->lease, &own->heartbeat, &own->log_read};
+  const uint64_t word = lane < 3 ? load_acquire(words[lane]) : 0;
+  const uint64_t lease = __shfl_sync(kFullWarp, word, 0);
+  if (lease != 0) {
+    pull_submissions(state, board, c, lease);
+    pull_cancels(state, board, c, lease);
+  }
+  if (lane < 3) store_release(own_words[lane], word);
+}
+
+// The token log's new records. One warp for each channel.
+__device__ inline void push_records(const State& state, layout::ChainBoard& board, uint32_t c) {
+  const uint32_t lane = threadIdx.x % kLanes;
+  const uint64_t slots = state.config.log_slots;
+  const uint64_t end = state.channels[c].log_next;
+  auto* log = outbound_part<arena::TokenRecord>(state, c, state.outbound_layout.channel_log_offset);
+  for (uint64_t position = board.pushed[c] + lane; position < end; position += kLanes) {
+    arena::TokenRecord* from = log + position % slots;
+    auto* to = mirrored<arena::TokenRecord>(from, state.outbound, board.host_outbound);
+    store_relaxed(&to->body, from->body);
+    store_relaxed(&to->head, from->head);
+  }
+  __syncwarp();
+  if (lane == 0) board.pushed[c] = end;
+}
+
+// Cursors after the records they speak of; the lease after the cursors that belong to it; `live` last.
+__device__ inline void push_words(const State& state, const layout::ChainBoard& board, uint32_t c) {
+  const arena::ChannelOut* from = channel_out(state, c);
+  auto* to = mirrored<arena::ChannelOut>(from, state.outbound, board.host_outbound);
+  store_relaxed(&to->log_start, from->log_start);
+  store_relaxed(&to->log_written, from->log_written);
+  store_relaxed(&to->submit_read, from->submit_read);
+  store_relaxed(&to->cancel_read, from->cancel_read);
+  store_relaxed(&to->rejected, from->rejected);
+  store_relaxed(&to->protocol_errors, from->protocol_errors);
+  store_release(&to->lease, from->lease);
+  store_release(&to->live, from->live);
+}
+
+__device__ inline void push_telemetry(const State& state, const layout::ChainBoard& board, uint32_t word) {
+  const auto* from = reinterpret_cast<const uint64_t*>(state.outbound + state.outbound_layout.telemetry_offset);
+  store_relaxed(mirrored<uint64_t>(from + word, state.outbound, board.host_outbound), from[word]);
+}
+
+}  // namespace blink

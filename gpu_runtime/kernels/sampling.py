@@ -17,9 +17,9 @@ GREEDY_BELOW = 1e-3
 
 @cache
 def _library() -> ctypes.CDLL:
-    library = load_library("_host_kernels")
+    library = load_library("_host_sampling")
     pointer, size = ctypes.c_void_p, ctypes.c_int64
-    library.blink_sample.argtypes = [pointer, size, pointer, size, size, pointer]
+    library.blink_sample.argtypes = [pointer, size, pointer, size, pointer]
     library.blink_sample.restype = None
     library.blink_philox.argtypes = [pointer, ctypes.c_uint32, ctypes.c_uint32]
     library.blink_philox.restype = None
@@ -44,7 +44,6 @@ def sample(logits: torch.Tensor, rows: NDArray[np.void]) -> NDArray[np.int32]:
         logits.shape[1],
         rows.ctypes.data,
         len(rows),
-        rows.dtype.itemsize,
         tokens.ctypes.data,
     )
     return tokens

@@ -1,4 +1,4 @@
-"""Sampling on the CPU (`sampling.cpp`): temperature, top-k, top-p and one draw, fused per row."""
+"""Sampling on the CPU (`sampling.cpp`): the host's build of the text that the GPU runs too (`sampling_core.h`)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from gpu_runtime.native import load_library
 
 GREEDY_BELOW = 1e-3
 """Temperatures below this are greedy."""
+
+MAX_VOCABULARY = 1 << 23
+"""Token ids at most: sums of weights stay within 64 bits."""
 
 
 @cache

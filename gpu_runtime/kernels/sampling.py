@@ -1,4 +1,4 @@
-"""Sampling on the CPU (`sampling.cpp`): temperature, top-k, top-p and one draw, fused per row."""
+"""Sampling on the CPU (`sampling.cpp`): the host's build of the text that the GPU runs too (`sampling_core.h`)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from gpu_runtime.native import load_library
 GREEDY_BELOW = 1e-3
 """Temperatures below this are greedy."""
 
+MAX_VOCABULARY = 1 << 23
+"""Token ids at most: sums of weights stay within 64 bits."""
+
 
 @cache
 def _library() -> ctypes.CDLL:
-    library = load_library("_host_kernels")
+    library = load_library("_host_sampling")
     pointer, size = ctypes.c_void_p, ctypes.c_int64
-    library.blink_sample.argtypes = [pointer, size, pointer, size, size, pointer]
+    library.blink_sample.argtypes = [pointer, size, pointer, size, pointer]
     library.blink_sample.restype = None
     library.blink_philox.argtypes = [pointer, ctypes.c_uint32, ctypes.c_uint32]
     library.blink_philox.restype = None
@@ -44,7 +47,6 @@ def sample(logits: torch.Tensor, rows: NDArray[np.void]) -> NDArray[np.int32]:
         logits.shape[1],
         rows.ctypes.data,
         len(rows),
-        rows.dtype.itemsize,
         tokens.ctypes.data,
     )
     return tokens

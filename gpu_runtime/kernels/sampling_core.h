@@ -1,0 +1,387 @@
+// Sampling of one token from one row of logits, written once for the host and for the GPU.
+//
+// All weights are integers, e^((logit - top) / temperature) in units of 2^-40: sums of them do not depend on the order
+// of summation, so that one thread and a thousand come to the same token, and what is kept by top-p is exact.
+//
+// The text is read by every thread of a row's block (the host's block has one thread). An executor offers
+//   walk(row, size, step)       step(index, value) for this thread's share of the row
+//   each(n, f)                  f(i) for this thread's share of n items
+//   barrier()                   what was written before is seen by all threads after
+//   max(x), sum(x)              over all threads' x, the same result for all
+//   scan(n, value, use)         use(i, sum of value(j) for j < i) for every i; returns the sum over all
+//   totals(row, size, value)    sum of value(index, logit) over the row, remembered in parts for:
+//   locate(row, size, value, target)   the first index whose inclusive sum of value is above target (< the total)
+//   add(word, x)                atomic, in memory that the block shares; returns the value before
+// Members that return something, and scan, end with a barrier; walk and each do not.
+#pragma once
+#include "kernels/philox.h"
+#include "scheduler/layout.h"
+
+namespace blink::sampling {
+
+inline constexpr float kGreedyBelow = 1e-3f;  // lower temperatures are greedy: the difference is beyond float32
+inline constexpr float kOctave = 1.44269504088896341f;  // log2(e)
+inline constexpr uint64_t kFullWeight = uint64_t{1} << 40;
+inline constexpr uint32_t kNoToken = 0xFFFFFFFFu;
+inline constexpr uint32_t kMaxVocabulary = 1u << 23;  // sums of weights stay below 2^63
+
+inline constexpr uint32_t kBinsPerOctave = 32;
+inline constexpr uint32_t kBins = 42 * kBinsPerOctave;  // lower weights are 0
+inline constexpr uint32_t kDigits = 256;
+inline constexpr uint32_t kList = 1024;
+inline constexpr float kNear = 16.0f;  // octaves below the best token in which most cuts lie
+inline constexpr float kFar = 64.0f;
+
+BLINK_FN uint32_t bits_of(float value) {
+#ifdef __CUDA_ARCH__
+  return __float_as_uint(value);
+#else
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof(bits));
+  return bits;
+#endif
+}
+
+BLINK_FN float float_of(uint32_t bits) {
+#ifdef __CUDA_ARCH__
+  return __uint_as_float(bits);
+#else
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof(value));
+  return value;
+#endif
+}
+
+// A product that is rounded by itself, never fused with a sum: host and GPU must agree bit by bit.
+BLINK_FN float product(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return __fmul_rn(a, b);
+#else
+  return a * b;  // the library is compiled with -ffp-contract=off
+#endif
+}
+
+BLINK_FN float fused(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  return __fmaf_rn(a, b, c);
+#else
+  return __builtin_fmaf(a, b, c);
+#endif
+}
+
+BLINK_FN bool is_nan(float value) { return value != value; }
+
+// Order of tokens: larger logit first, equal ones by id; a NaN counts as minus infinity. No two keys are equal.
+BLINK_FN uint64_t key_of(float logit, uint32_t token) {
+  const float value = is_nan(logit) ? float_of(0xFF800000u) : logit + 0.0f;  // -0 becomes +0
+  const uint32_t bits = bits_of(value);
+  const uint32_t ordered = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+  return uint64_t{ordered} << 32 | static_cast<uint32_t>(~token);
+}
+
+BLINK_FN uint32_t token_of(uint64_t key) { return ~static_cast<uint32_t>(key); }
+
+BLINK_FN float logit_of(uint64_t key) {
+  const uint32_t ordered = static_cast<uint32_t>(key >> 32);
+  return float_of((ordered & 0x80000000u) != 0 ? ordered & 0x7FFFFFFFu : ~ordered);
+}
+
+// From a logit to the octaves by which its token is less likely than the best one: a number <= 0, or NaN.
+struct Scale {
+  float top;
+  float per_logit;
+
+  BLINK_FN float octaves(float logit) const { return product(logit - top, per_logit); }
+};
+
+// 2^octaves in units of 2^-40, rounded down; 0 for NaN and below 2^-41. Relative error below 3e-7 plus a unit.
+// 2^x on [-1/2, 1/2] is 1 + x * p(x) with p the minimax polynomial of degree 4 (error 1e-7).
+BLINK_FN uint64_t weight_of(float octaves) {
+  constexpr float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const float x = octaves > -63.0f ? octaves : -63.0f;
+  const float rounded = x + magic;
+  const float r = x - (rounded - magic);
+  float p = 1.326472731307149e-3f;
+  p = fused(p, r, 9.671512991189957e-3f);
+  p = fused(p, r, 5.550733581185341e-2f);
+  p = fused(p, r, 2.4022242426872253e-1f);
+  p = fused(p, r, 6.931470036506653e-1f);
+  p = fused(p, r, 1.0f);
+  const uint32_t mantissa = static_cast<uint32_t>(static_cast<int32_t>(product(p, 16777216.0f)));
+  return (uint64_t{mantissa} << 16) >> (bits_of(magic) - bits_of(rounded));
+}
+
+BLINK_FN uint32_t bin_of(float octaves) {
+  return static_cast<uint32_t>(static_cast<int32_t>(product(octaves, -static_cast<float>(kBinsPerOctave))));
+}
+
+// Sums by bin, shared by the block. A sum is two words because shared memory adds 32 bits at a time.
+template <uint32_t N>
+struct Histogram {
+  uint32_t count[N];
+  uint32_t low[N];
+  uint32_t high[N];
+
+  template <class Exec>
+  BLINK_FN void clear(const Exec& exec) {
+    exec.each(N, [&](uint32_t i) { count[i] = low[i] = high[i] = 0; });
+    exec.barrier();
+  }
+
+  template <class Exec>
+  BLINK_FN void add(const Exec& exec, uint32_t bin, uint64_t weight) {
+    exec.add(&count[bin], 1);
+    const uint32_t addend = static_cast<uint32_t>(weight);
+    const uint32_t carry = exec.add(&low[bin], addend) > ~addend;
+    const uint32_t above = static_cast<uint32_t>(weight >> 32) + carry;
+    if (above != 0) exec.add(&high[bin], above);
+  }
+
+  BLINK_FN uint64_t sum(uint32_t bin) const { return uint64_t{high[bin]} << 32 | low[bin]; }
+};
+
+// What the threads of a row's block share.
+struct Scratch {
+  Histogram<kBins> bins;
+  Histogram<kDigits> digits;
+  uint64_t list[kList];
+  uint32_t listed;
+  uint32_t crossing;
+  uint64_t before;
+};
+
+// A share of the row by one of two measures: number of tokens, or sum of weights.
+struct Measure {
+  uint64_t count;
+  uint64_t sum;
+};
+
+struct Want {
+  bool by_count;
+  uint64_t need;
+
+  BLINK_FN uint64_t of(const Measure& measure) const { return by_count ? measure.count : measure.sum; }
+};
+
+// The tokens with keys from `key` on, and what they hold.
+struct Cut {
+  uint64_t key = 0;
+  Measure kept{0, 0};
+};
+
+// Finds the bin in which the wanted amount is reached, counting from bin 0 on what `above` does not hold yet; `above`
+// grows by the bins before it. kNoToken when all bins together do not reach it.
+template <class Exec, uint32_t N>
+BLINK_FN uint32_t find_crossing(const Exec& exec, Scratch& scratch, const Histogram<N>& bins, const Want& want,
+                                Measure& above) {
+  const uint64_t have = want.of(above);
+  const auto value = [&](uint32_t i) -> uint64_t { return want.by_count ? bins.count[i] : bins.sum(i); };
+  const auto other = [&](uint32_t i) -> uint64_t { return want.by_count ? bins.sum(i) : bins.count[i]; };
+  const uint64_t all = exec.scan(N, value, [&](uint32_t i, uint64_t before) {
+    if (have + before >= want.need || have + before + value(i) < want.need) return;
+    scratch.crossing = i;
+    scratch.before = before;
+  });
+  if (have + all < want.need) return kNoToken;
+  const uint32_t crossing = scratch.crossing;
+  const uint64_t before = scratch.before;
+  uint64_t rest = 0;
+  exec.each(crossing, [&](uint32_t i) { rest += other(i); });
+  rest = exec.sum(rest);
+  above.count += want.by_count ? before : rest;
+  above.sum += want.by_count ? rest : before;
+  return crossing;
+}
+
+BLINK_FN uint64_t shifted(uint64_t key, uint32_t shift) { return shift >= 64 ? 0 : key >> shift; }
+
+BLINK_FN uint32_t width_of(uint64_t value) {
+  uint32_t width = 0;
+  for (; value != 0; value >>= 1) ++width;
+  return width;
+}
+
+// Goes through the candidates' keys digit by digit, the largest first, until the wanted amount is reached.
+// `candidates(f)` calls f(key) for this thread's share; all of them together reach it.
+template <class Exec, class Candidates>
+BLINK_FN Cut select_key(const Exec& exec, Scratch& scratch, const Scale& scale, const Want& want, Measure above,
+                        Candidates candidates) {
+  uint64_t high = 0, low = 0;
+  candidates([&](uint64_t key) {
+    if (key > high) high = key;
+    if (~key > low) low = ~key;
+  });
+  high = exec.max(high);
+  low = ~exec.max(low);
+  uint32_t shift = width_of(high ^ low);
+  uint64_t prefix = shifted(high, shift);
+  bool alone = shift == 0;
+  while (shift > 0 && !alone) {
+    const uint32_t next = shift > 8 ? shift - 8 : 0;
+    const uint32_t mask = (1u << (shift - next)) - 1;
+    scratch.digits.clear(exec);
+    candidates([&](uint64_t key) {
+      if (shifted(key, shift) != prefix) return;
+      const uint32_t digit = static_cast<uint32_t>(key >> next) & mask;
+      scratch.digits.add(exec, mask - digit, weight_of(scale.octaves(logit_of(key))));
+    });
+    exec.barrier();
+    const uint32_t bin = find_crossing(exec, scratch, scratch.digits, want, above);
+    prefix = prefix << (shift - next) | (mask - bin);
+    alone = scratch.digits.count[bin] == 1;
+    shift = next;
+    exec.barrier();  // all have read the bin before the next round clears it
+  }
+  uint64_t key = 0;
+  candidates([&](uint64_t each) {
+    if (shifted(each, shift) == prefix) key = each;
+  });
+  key = exec.max(key);
+  const uint64_t weight = weight_of(scale.octaves(logit_of(key)));
+  return Cut{key, Measure{above.count + 1, above.sum + weight}};
+}
+
+// One row under one scale, and its histogram.
+template <class Exec>
+struct Selector {
+  const Exec& exec;
+  Scratch& scratch;
+  const float* row;
+  uint32_t size;
+  Scale scale;
+
+  // Fills the bins with the tokens no further than `reach` octaves below the best one; returns the sum of all weights.
+  BLINK_FN uint64_t fill(float reach) const {
+    scratch.bins.clear(exec);
+    uint64_t sum = 0;
+    exec.walk(row, size, [&](uint32_t, float logit) {
+      const float octaves = scale.octaves(logit);
+      const uint64_t weight = weight_of(octaves);
+      sum += weight;
+      if (weight != 0 && octaves > -reach) scratch.bins.add(exec, bin_of(octaves), weight);
+    });
+    return exec.sum(sum);
+  }
+
+  // The smallest set of best tokens that reaches the wanted amount, by the bins; false when those do not reach it.
+  BLINK_FN bool cut(const Want& want, Cut& found) const {
+    Measure above{0, 0};
+    const uint32_t bin = find_crossing(exec, scratch, scratch.bins, want, above);
+    if (bin == kNoToken) return false;
+    const uint32_t count = scratch.bins.count[bin];
+    const auto in_bin = [&](float logit) {
+      const float octaves = scale.octaves(logit);
+      return octaves > -kFar && bin_of(octaves) == bin && weight_of(octaves) != 0;
+    };
+    if (count > kList) {
+      found = select_key(exec, scratch, scale, want, above, [&](auto use) {
+        exec.walk(row, size, [&](uint32_t token, float logit) {
+          if (in_bin(logit)) use(key_of(logit, token));
+        });
+      });
+      return true;
+    }
+    gather([&](uint64_t key) { return in_bin(logit_of(key)); });
+    found = select_key(exec, scratch, scale, want, above, [&](auto use) {
+      exec.each(count, [&](uint32_t i) { use(scratch.list[i]); });
+    });
+    return true;
+  }
+
+  // The same over all tokens, those without weight too.
+  BLINK_FN Cut cut_all(const Want& want) const {
+    return select_key(exec, scratch, scale, want, Measure{0, 0}, [&](auto use) {
+      exec.walk(row, size, [&](uint32_t token, float logit) { use(key_of(logit, token)); });
+    });
+  }
+
+  // Lists the keys that `wanted` takes, in any order; there are at most kList.
+  template <class Wanted>
+  BLINK_FN void gather(Wanted wanted) const {
+    exec.each(1, [&](uint32_t) { scratch.listed = 0; });
+    exec.barrier();
+    exec.walk(row, size, [&](uint32_t token, float logit) {
+      const uint64_t key = key_of(logit, token);
+      if (!wanted(key)) return;
+      const uint32_t at = exec.add(&scratch.listed, 1);
+      if (at < kList) scratch.list[at] = key;
+    });
+    exec.barrier();
+  }
+};
+
+// The smallest integer that is not below share * total.
+BLINK_FN uint64_t share_of(float share, uint64_t total) {
+  const double wanted = static_cast<double>(share) * static_cast<double>(total);
+  const uint64_t whole = static_cast<uint64_t>(wanted);
+  const uint64_t need = whole + (static_cast<double>(whole) < wanted);
+  return need < 1 ? 1 : need > total ? total : need;
+}
+
+// What top-k, then top-p among those, leave of the row.
+template <class Exec>
+BLINK_FN Cut truncate(const Selector<Exec>& selector, uint32_t top_k, float top_p) {
+  for (float reach = kNear;; reach = kFar) {
+    const bool last = reach == kFar;
+    Cut cut;
+    cut.kept.sum = selector.fill(reach);
+    // Fewer tokens with a weight than top_k: nothing to cut.
+    if (top_k != 0 && !selector.cut(Want{true, top_k}, cut) && !last) continue;
+    if (top_p >= 1.0f) return cut;
+    if (selector.cut(Want{false, share_of(top_p, cut.kept.sum)}, cut) || last) return cut;
+  }
+}
+
+// Token id of the best logit, key and all; 0 when no logit is a number above minus infinity.
+template <class Exec>
+BLINK_FN uint64_t best_key(const Exec& exec, const float* row, uint32_t size) {
+  float best = float_of(0xFF800000u);  // minus infinity
+  uint32_t token = kNoToken;
+  exec.walk(row, size, [&](uint32_t i, float logit) {
+    if (logit > best) {
+      best = logit;
+      token = i;
+    }
+  });
+  return exec.max(token == kNoToken ? 0 : key_of(best, token));
+}
+
+// floor(uniform * total) for the 53-bit uniform of (seed, position).
+BLINK_FN uint64_t draw_below(uint64_t total, uint64_t seed, uint32_t position) {
+  const uint64_t random = random_bits(seed, position) << 11;
+#ifdef __CUDA_ARCH__
+  return __umul64hi(random, total);
+#else
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(random) * total >> 64);
+#endif
+}
+
+template <class Exec, class Value>
+BLINK_FN int32_t draw(const Exec& exec, const float* row, uint32_t size, const layout::SampleRow& how, Value value) {
+  const uint64_t total = exec.totals(row, size, value);
+  return static_cast<int32_t>(
+      exec.locate(row, size, value, draw_below(total, how.seed, how.position)));
+}
+
+// The sampled token of a row, or -1 when no logit is a number above minus infinity.
+template <class Exec>
+BLINK_FN int32_t sample(const Exec& exec, Scratch& scratch, const float* row, uint32_t size,
+                        const layout::SampleRow& how) {
+  const uint64_t best = best_key(exec, row, size);
+  if (best == 0) return -1;
+  const int32_t greedy = static_cast<int32_t>(token_of(best));
+  if (!(how.temperature >= kGreedyBelow) || how.top_k == 1) return greedy;
+  const Scale scale{logit_of(best), kOctave / how.temperature};
+  if (scale.top == float_of(0x7F800000u)) return greedy;  // plus infinity has all the mass
+  if (how.top_k == 0 && how.top_p >= 1.0f) {
+    return draw(exec, row, size, how, [=](uint32_t, float logit) { return weight_of(scale.octaves(logit)); });
+  }
+  const Cut cut = truncate(Selector<Exec>{exec, scratch, row, size, scale}, how.top_k, how.top_p);
+  const float lowest = cut.key == 0 ? float_of(0xFF800000u) : logit_of(cut.key);
+  return draw(exec, row, size, how, [=](uint32_t token, float logit) -> uint64_t {
+    if (!(logit >= lowest) || key_of(logit, token) < cut.key) return 0;
+    return weight_of(scale.octaves(logit));
+  });
+}
+
+}  // namespace blink::sampling

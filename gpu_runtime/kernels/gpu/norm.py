@@ -1,0 +1,109 @@
+"""Root-mean-square norms on the GPU (Triton), with plain-torch references.
+
+Rounded as transformers does it: the mean and the scaling in float32, then to the model's type, then times the weight.
+A row's result does not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["source_rows"])
+def _norm_kernel(
+    source: Any,
+    delta: Any,
+    index: Any,
+    index_stride: Any,
+    source_rows: Any,
+    weight: Any,
+    epsilon: Any,
+    out: Any,
+    size: Any,
+    ADDED: tl.constexpr,
+    INDEXED: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program a row of `out`."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < size
+    dtype = out.dtype.element_ty
+    source_row = row
+    if INDEXED:
+        source_row = tl.load(index + row * index_stride).to(tl.int64)
+        source_row = tl.minimum(tl.maximum(source_row, 0), source_rows - 1)
+    at = source + source_row * size + columns
+    inputs = tl.load(at, mask=mask, other=0.0)
+    scales = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    wide = inputs.to(tl.float32)
+    if ADDED:
+        total = wide + tl.load(delta + row * size + columns, mask=mask, other=0.0).to(tl.float32)
+        tl.store(at, total.to(dtype), mask=mask)
+        wide = total.to(dtype).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + epsilon)
+    normed = (wide * scale).to(dtype).to(tl.float32) * scales
+    tl.store(out + row * size + columns, normed.to(dtype), mask=mask)
+
+
+def rms_norm(inputs: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """inputs [rows, size] and weight [size] of one type → [rows, size]."""
+    return _launch(inputs, None, None, weight, epsilon, inputs.shape[0])
+
+
+def add_norm(residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Adds delta [rows, size] to residual [rows, size] in place, and norms the sum → [rows, size]."""
+    return _launch(residual, delta, None, weight, epsilon, residual.shape[0])
+
+
+def gather_norm(inputs: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Norms inputs[rows] → [len(rows), size]; `rows` is int32 of any stride, indexes out of range go to the nearest."""
+    return _launch(inputs, None, rows, weight, epsilon, rows.shape[0])
+
+
+def _launch(
+    source: torch.Tensor,
+    delta: torch.Tensor | None,
+    index: torch.Tensor | None,
+    weight: torch.Tensor,
+    epsilon: float,
+    rows: int,
+) -> torch.Tensor:
+    size = source.shape[1]
+    out = source.new_empty(rows, size)
+    block = triton.next_power_of_2(size)
+    _norm_kernel[(rows,)](
+        source,
+        delta,
+        index,
+        1 if index is None else index.stride(0),
+        source.shape[0],
+        weight,
+        epsilon,
+        out,
+        size,
+        ADDED=delta is not None,
+        INDEXED=index is not None,
+        BLOCK=block,
+        num_warps=4 if block <= 2048 else 8,
+    )
+    return out
+
+
+def reference_norm(inputs: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Plain torch: inputs [..., size] normed over the last dimension."""
+    wide = inputs.float()
+    scaled = wide * (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    return weight * scaled.to(inputs.dtype)
+
+
+def reference_add_norm(
+    residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    """Plain torch, the same arguments and effects as `add_norm`."""
+    residual += delta
+    return reference_norm(residual, weight, epsilon)

@@ -1,0 +1,295 @@
+"""Paged attention of decode tokens: the context of a sequence is parted into tiles, the last one to end joins them.
+
+One program attends the query heads of one KV head (packed as rows of one matrix product) over one decode tile
+(`layout.Tile`). Where a work has several tiles, each leaves a normalised output and the base-2 logarithm of its
+softmax sum, and the program that arrives last weighs and adds them, so that no second kernel is needed. Everything
+that varies between steps is read from device memory; programs beyond the step's tiles end at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from gpu_runtime.kernels.attention import Shape
+from gpu_runtime.model.device_plan import DevicePlan, decode_tiles_max
+from gpu_runtime.scheduler import layout
+
+MAX_GROUP = 32
+"""Query heads of a KV head at most."""
+LOG2_E = math.log2(math.e)
+_JOINED_FLOATS = 4096  # of partial outputs loaded at a time by the program that joins them: 32 registers a thread
+
+_DECODE_TILES: tl.constexpr = tl.constexpr(layout.STEP_HEADER_OFFSETS["decode_tiles"] // 4)
+_DECODE_SPAN: tl.constexpr = tl.constexpr(layout.STEP_HEADER_OFFSETS["decode_span"] // 4)
+WORK_WORDS: tl.constexpr = tl.constexpr(layout.Work.itemsize // 4)
+WORK_SLOT: tl.constexpr = tl.constexpr(layout.WORK_OFFSETS["slot"] // 4)
+WORK_QUERY_START: tl.constexpr = tl.constexpr(layout.WORK_OFFSETS["query_start"] // 4)
+WORK_CONTEXT: tl.constexpr = tl.constexpr(layout.WORK_OFFSETS["context_tokens"] // 4)
+TILE_WORDS: tl.constexpr = tl.constexpr(layout.Tile.itemsize // 4)
+TILE_WORK: tl.constexpr = tl.constexpr(layout.TILE_OFFSETS["work"] // 4)
+TILE_FIRST: tl.constexpr = tl.constexpr(layout.TILE_OFFSETS["first"] // 4)
+_TILE_BASE: tl.constexpr = tl.constexpr(layout.TILE_OFFSETS["base"] // 4)
+_TILE_COUNT: tl.constexpr = tl.constexpr(layout.TILE_OFFSETS["count"] // 4)
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """How a decode kernel is built: KV positions of one product, warps of a program, depth of the load pipeline."""
+
+    positions: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class DecodeScratch:
+    """What the tiles of a work leave for the last one; one serves all layers, which run one after the other.
+
+    `outputs` float32 [tiles, query_heads, head_dim], `logs` float32 [tiles, query_heads]; `arrived` int32
+    [works, kv_heads] counts tiles and is zero between kernels.
+    """
+
+    outputs: torch.Tensor
+    logs: torch.Tensor
+    arrived: torch.Tensor
+
+    @classmethod
+    def allocate(cls, works_max: int, shape: Shape, device: torch.device) -> DecodeScratch:
+        """For steps of up to `works_max` decode works."""
+        tiles = decode_tiles_max(works_max)
+        return cls(
+            outputs=torch.empty(tiles, shape.query_heads, shape.head_dim, dtype=torch.float32, device=device),
+            logs=torch.empty(tiles, shape.query_heads, dtype=torch.float32, device=device),
+            arrived=torch.zeros(works_max, shape.kv_heads, dtype=torch.int32, device=device),
+        )
+
+
+def decode_config(head_dim: int, dtype: torch.dtype) -> DecodeConfig:
+    """The configuration in use."""
+    if dtype == torch.float32:
+        return DecodeConfig(positions=32, warps=4, stages=2)
+    if head_dim > 128:
+        return DecodeConfig(positions=64, warps=4, stages=2)
+    return DecodeConfig(positions=64, warps=4, stages=3)
+
+
+def check_arguments(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, shape: Shape, out: torch.Tensor
+) -> None:
+    """Raises ValueError where a kernel would read or write amiss; costs no device time."""
+    width = shape.query_heads * shape.head_dim
+    cache = (shape.kv_heads, shape.block_tokens, shape.head_dim)
+    if shape.query_heads % shape.kv_heads or shape.query_heads // shape.kv_heads > MAX_GROUP:
+        raise ValueError(f"{shape.query_heads} query heads on {shape.kv_heads} KV heads are not supported")
+    if shape.head_dim % 16 or not 16 <= shape.head_dim <= 256:
+        raise ValueError(f"head size {shape.head_dim} is not a multiple of 16 up to 256")
+    if {tensor.dtype for tensor in (queries, keys, values, out)} not in ({torch.bfloat16}, {torch.float32}):
+        raise ValueError("attention takes bfloat16 or float32, the same for all tensors")
+    if queries.shape[1:] != (width,) or out.shape[1:] != (width,) or len(out) < len(queries):
+        raise ValueError(f"queries {list(queries.shape)} or out {list(out.shape)} are not [tokens, {width}]")
+    if queries.stride(1) != 1 or queries.stride(0) % 16 or not out.is_contiguous():
+        raise ValueError("queries need contiguous rows a multiple of 16 apart, out has to be contiguous")
+    for tensor in (keys, values):
+        if tensor.shape[1:] != cache or not tensor.is_contiguous():
+            raise ValueError(f"a KV cache is contiguous [blocks, {', '.join(map(str, cache))}]")
+
+
+def decode_attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    plan: DevicePlan,
+    works_max: int,
+    shape: Shape,
+    scratch: DecodeScratch,
+    out: torch.Tensor,
+    config: DecodeConfig | None = None,
+) -> None:
+    """Attention of the step's decode tokens; writes their rows of `out` and no other.
+
+    queries [tokens, query_heads * head_dim], already rotated; rows may be any multiple of 16 elements apart. keys and
+    values [blocks, kv_heads, block_tokens, head_dim] hold the step's own tokens already. out like queries, contiguous;
+    all of one dtype, bfloat16 or float32. `works_max` bounds the step's decode works and fixes the grid. Allocates
+    nothing, so that it may be captured. Raises ValueError for shapes it does not know.
+    """
+    check_arguments(queries, keys, values, shape, out)
+    tiles = decode_tiles_max(works_max)
+    if tiles > len(plan.decode_tiles) or tiles > len(scratch.logs) or works_max > len(scratch.arrived):
+        raise ValueError(f"the plan or the scratch is too small for {works_max} decode works")
+    config = config or decode_config(shape.head_dim, queries.dtype)
+    group = shape.query_heads // shape.kv_heads
+    columns = triton.next_power_of_2(shape.head_dim)
+    packed = triton.next_power_of_2(group)
+    _decode_kernel[(shape.kv_heads, tiles)](
+        queries,
+        keys,
+        values,
+        out,
+        plan.header,
+        plan.works,
+        plan.decode_tiles,
+        plan.block_table,
+        scratch.outputs,
+        scratch.logs,
+        scratch.arrived,
+        queries.stride(0),
+        plan.block_table.stride(0),
+        LOG2_E / math.sqrt(shape.head_dim),
+        GROUP=group,
+        PACKED=packed,
+        ROWS=max(16, packed),
+        KV_HEADS=shape.kv_heads,
+        HEAD_DIM=shape.head_dim,
+        COLUMNS=columns,
+        BLOCK_TOKENS=shape.block_tokens,
+        POSITIONS=config.positions,
+        JOINED=max(1, _JOINED_FLOATS // (packed * columns)),
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
+
+
+@triton.jit
+def cache_rows(
+    blocks: tl.tensor, positions: tl.tensor, BLOCK_STRIDE: tl.constexpr, TOKENS: tl.constexpr, HEAD_DIM: tl.constexpr
+) -> tl.tensor:
+    """Where the rows of `positions`, which lie in `blocks`, begin in a head's cache."""
+    return blocks.to(tl.int64) * BLOCK_STRIDE + (positions % TOKENS) * HEAD_DIM
+
+
+@triton.jit
+def _decode_kernel(
+    queries: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    out: tl.tensor,
+    header: tl.tensor,
+    works: tl.tensor,
+    tiles: tl.tensor,
+    block_table: tl.tensor,
+    outputs: tl.tensor,
+    logs: tl.tensor,
+    arrived: tl.tensor,
+    query_stride: tl.tensor,
+    table_stride: tl.tensor,
+    scale: tl.tensor,
+    GROUP: tl.constexpr,
+    PACKED: tl.constexpr,
+    ROWS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    JOINED: tl.constexpr,
+) -> None:
+    kv_head = tl.program_id(0)
+    index = tl.program_id(1)
+    tile = tiles + index * TILE_WORDS
+    used = tl.load(header + _DECODE_TILES)
+    span = tl.load(header + _DECODE_SPAN)
+    # Read beside the header rather than after it: a tile that is not the step's is there all the same.
+    work_index = tl.load(tile + TILE_WORK)
+    first = tl.load(tile + TILE_FIRST)
+    base = tl.load(tile + _TILE_BASE)
+    count = tl.load(tile + _TILE_COUNT)
+    if index >= used:
+        return
+    work = works + work_index * WORK_WORDS
+    token = tl.load(work + WORK_QUERY_START)
+    end = tl.minimum(first + span, tl.load(work + WORK_CONTEXT))
+    table = block_table + tl.load(work + WORK_SLOT).to(tl.int64) * table_stride
+
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, COLUMNS)
+    used_dims = dims[None, :] < HEAD_DIM
+    head_offset = kv_head * GROUP * HEAD_DIM
+    used_rows = (rows[:, None] < GROUP) & used_dims
+    query_rows = rows[:, None] * HEAD_DIM + dims[None, :]
+    query = tl.load(queries + token.to(tl.int64) * query_stride + head_offset + query_rows, used_rows, other=0.0)
+
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    BLOCK_STRIDE: tl.constexpr = KV_HEADS * BLOCK_TOKENS * HEAD_DIM
+    keys += kv_head * BLOCK_TOKENS * HEAD_DIM
+    values += kv_head * BLOCK_TOKENS * HEAD_DIM
+    offsets = tl.arange(0, POSITIONS)
+    # Positions past the end stand for the last one: every row that is read was written, so none can hold a NaN that
+    # would survive a weight of zero.
+    blocks = tl.load(table + tl.minimum(first + offsets, end - 1) // BLOCK_TOKENS)
+    for start in tl.range(first, end, POSITIONS):
+        positions = tl.minimum(start + offsets, end - 1)
+        cache = cache_rows(blocks, positions, BLOCK_STRIDE, BLOCK_TOKENS, HEAD_DIM)[:, None] + dims[None, :]
+        blocks = tl.load(table + tl.minimum(start + POSITIONS + offsets, end - 1) // BLOCK_TOKENS)
+        key = tl.load(keys + cache, used_dims, other=0.0)
+        scores = tl.dot(query, key.T, input_precision="ieee") * scale
+        scores = tl.where((start + offsets)[None, :] < end, scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_peak[:, None])
+        keep = tl.exp2(peak - new_peak)
+        total = total * keep + tl.sum(weights, 1)
+        value = tl.load(values + cache, used_dims, other=0.0)
+        acc = tl.dot(weights.to(value.dtype), value, acc * keep[:, None], input_precision="ieee")
+        peak = new_peak
+
+    acc = acc / total[:, None]
+    out += token.to(tl.int64) * (KV_HEADS * GROUP * HEAD_DIM) + head_offset
+    if count == 1:
+        tl.store(out + query_rows, acc.to(out.dtype.element_ty), used_rows)
+    else:
+        first_head = (index * KV_HEADS + kv_head).to(tl.int64) * GROUP
+        tl.store(outputs + first_head * HEAD_DIM + query_rows, acc, used_rows)
+        tl.store(logs + first_head + rows, peak + tl.log2(total), rows < GROUP)
+        # The barrier puts every thread's stores before the one thread's release.
+        tl.debug_barrier()
+        arrivals = arrived + work_index * KV_HEADS + kv_head
+        if tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu") == count - 1:
+            _join(out, outputs, logs, base, count, kv_head, GROUP, PACKED, KV_HEADS, HEAD_DIM, COLUMNS, JOINED)
+            tl.store(arrivals, 0)
+
+
+@triton.jit
+def _join(
+    out: tl.tensor,
+    outputs: tl.tensor,
+    logs: tl.tensor,
+    base: tl.tensor,
+    count: tl.tensor,
+    kv_head: tl.tensor,
+    GROUP: tl.constexpr,
+    PACKED: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr,
+) -> None:
+    """Weighs the outputs of `count` tiles from `base` by their sums and stores the whole."""
+    dims = tl.arange(0, COLUMNS)
+    used_dims = dims < HEAD_DIM
+    # A row past the group stands for its last head, so that it needs no mask until it is stored.
+    heads = tl.minimum(tl.arange(0, PACKED), GROUP - 1)
+    peak = tl.full([PACKED], float("-inf"), tl.float32)
+    total = tl.zeros([PACKED], tl.float32)
+    acc = tl.zeros([PACKED, COLUMNS], tl.float32)
+    for start in tl.range(0, count, JOINED):
+        joined = start + tl.arange(0, JOINED)
+        rows = ((base + joined).to(tl.int64)[:, None] * KV_HEADS + kv_head) * GROUP + heads[None, :]
+        log = tl.load(logs + rows, (joined < count)[:, None], other=float("-inf"), cache_modifier=".cg")
+        used = (joined < count)[:, None, None] & used_dims[None, None, :]
+        cells = rows[:, :, None] * HEAD_DIM + dims[None, None, :]
+        part = tl.load(outputs + cells, used, other=0.0, cache_modifier=".cg")
+        new_peak = tl.maximum(peak, tl.max(log, 0))
+        weights = tl.exp2(log - new_peak[None, :])
+        keep = tl.exp2(peak - new_peak)
+        total = total * keep + tl.sum(weights, 0)
+        acc = acc * keep[:, None] + tl.sum(part * weights[:, :, None], 0)
+        peak = new_peak
+    stored = (tl.arange(0, PACKED)[:, None] < GROUP) & used_dims[None, :]
+    cells = tl.arange(0, PACKED)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(out + cells, (acc / total[:, None]).to(out.dtype.element_ty), stored)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +23,17 @@ class RuntimeConfig:
     """What the operator chooses. Sizes in tokens unless the name says otherwise."""
 
     device: str = "cpu"
+    dtype: str = "float32"
+    random_weights: bool = False
+    """For measurements: weights of the right shapes instead of those in the folder."""
     channels: int = 8
     submit_slots: int = 256
     log_slots: int = 8192
     heap_tokens: int = 1 << 18
     kv_tokens: int = 16384
+    """On a CUDA device 0: what its memory holds."""
+    memory_share: float = 0.9
+    """Share of a CUDA device's memory to use in all."""
     token_budget: int = 128
     max_running: int = 64
     max_sequences: int = 256
@@ -45,6 +52,30 @@ class RuntimeConfig:
             log_slots=self.log_slots,
             heap_tokens=self.heap_tokens,
         )
+
+
+DEVICES: dict[str, dict[str, Any]] = {
+    "cpu": {"dtype": "float32", "kv_tokens": 16384, "token_budget": 128, "max_running": 64, "max_sequences": 256},
+    "cuda": {"dtype": "bfloat16", "kv_tokens": 0, "token_budget": 2048, "max_running": 256, "max_sequences": 512},
+}
+"""What a choice that was left open becomes."""
+
+
+def make_config(device: str, **choices: Any) -> RuntimeConfig:
+    """A configuration for a device; choices that are None, "" or 0 are the device's defaults.
+
+    Raises:
+        ConfigError: the device does not exist or cannot do it.
+    """
+    if device not in DEVICES:
+        raise ConfigError(f"device {device!r} is unknown; there are: {', '.join(DEVICES)}")
+    made = RuntimeConfig(**{"device": device, **DEVICES[device], **{k: v for k, v in choices.items() if v}})
+    if made.dtype not in ("float32", "bfloat16"):
+        raise ConfigError(f"dtype {made.dtype!r} is unknown; there are: float32, bfloat16")
+    if device == "cpu" and (made.dtype != "float32" or made.random_weights):
+        raise ConfigError("the soft GPU computes in float32, with a model's own weights")
+    budget = max(made.token_budget, made.max_running)
+    return replace(made, token_budget=budget, max_sequences=max(made.max_sequences, made.max_running))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 
 from gpu_runtime.chain.process import ChainError
-from gpu_runtime.config import RuntimeConfig
+from gpu_runtime.config import ConfigError, RuntimeConfig, make_config
 from gpu_runtime.control.errors import ControlError
 from gpu_runtime.control.runtime import Runtime
 from gpu_runtime.control.server import AddressError, start_server, stop_server, wait_for_end
@@ -61,15 +61,18 @@ async def serve(config: RuntimeConfig, listen: str, source: str, name: str, grac
 
 
 def run(
-    device: Annotated[str, typer.Option(help="cpu: the soft GPU.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu: the soft GPU. cuda: the first CUDA device.")] = "cpu",
     listen: Annotated[str, typer.Option(help="Address of the gRPC control plane.")] = "127.0.0.1:50051",
     model: Annotated[str, typer.Option(help="Hugging Face folder, GGUF file or built-in name to load at start.")] = "",
     name: Annotated[str, typer.Option(help="Name that clients use for it; default: its own.")] = "",
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32; default: bfloat16 on CUDA.")] = "",
+    random_weights: Annotated[bool, typer.Option(help="Measure without the weights: the folder needs none.")] = False,
     channels: Annotated[int, typer.Option(min=1, max=64, help="Front-end workers at most.")] = 8,
-    kv_tokens: Annotated[int, typer.Option(min=32, help="Tokens that the KV cache holds.")] = 16384,
-    token_budget: Annotated[int, typer.Option(min=1, max=8192, help="Tokens of a step at most.")] = 128,
-    max_running: Annotated[int, typer.Option(min=1, max=1024, help="Sequences that run at a time.")] = 64,
-    max_sequences: Annotated[int, typer.Option(min=1, max=65536, help="Running and waiting together.")] = 256,
+    kv_tokens: Annotated[int, typer.Option(min=0, help="Tokens that the KV cache holds; 0: by the device.")] = 0,
+    memory_share: Annotated[float, typer.Option(min=0.05, max=0.98, help="Share of a CUDA device to use.")] = 0.9,
+    token_budget: Annotated[int, typer.Option(min=0, max=8192, help="Tokens of a step at most; 0: by the device.")] = 0,
+    max_running: Annotated[int, typer.Option(min=0, max=1024, help="Sequences that run; 0: by the device.")] = 0,
+    max_sequences: Annotated[int, typer.Option(min=0, max=65536, help="Running and waiting; 0: by the device.")] = 0,
     max_model_tokens: Annotated[int, typer.Option(min=0, help="Context window; 0: the model's own.")] = 0,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads of the soft GPU; 0: all cores.")] = 0,
     lease_timeout: Annotated[float, typer.Option(min=1, help="Seconds without a heartbeat that end a lease.")] = 15.0,
@@ -77,22 +80,25 @@ def run(
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
     """Runs the GPU runtime: loads a model, starts the chain, and idles."""
-    if device != "cpu":
-        console.print(f"[red]device {device!r} is not available in this version; use --device cpu (the soft GPU)")
-        raise SystemExit(2)
-    config = RuntimeConfig(
-        device=device,
-        channels=channels,
-        kv_tokens=kv_tokens,
-        token_budget=max(token_budget, max_running),
-        max_running=max_running,
-        max_sequences=max(max_sequences, max_running),
-        max_model_tokens=max_model_tokens,
-        threads=threads,
-        lease_timeout_seconds=lease_timeout,
-    )
     try:
+        config = make_config(
+            device,
+            dtype=dtype,
+            random_weights=random_weights,
+            channels=channels,
+            kv_tokens=kv_tokens,
+            memory_share=memory_share,
+            token_budget=token_budget,
+            max_running=max_running,
+            max_sequences=max_sequences,
+            max_model_tokens=max_model_tokens,
+            threads=threads,
+            lease_timeout_seconds=lease_timeout,
+        )
         raise SystemExit(asyncio.run(serve(config, listen, model, name, grace, ready_fd)))
+    except ConfigError as error:
+        console.print(f"[red]{error}")
+        raise SystemExit(2) from error
     except (ControlError, ChainError, AddressError) as error:
         console.print(f"[red]{error}")
         raise SystemExit(1) from error

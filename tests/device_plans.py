@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from blink_proto import arena
 from gpu_runtime.model.config import ModelConfig
 from gpu_runtime.model.device_plan import DevicePlan, chunk_tiles_max, decode_tiles_max, words_of
 from gpu_runtime.model.gpu_llama import GpuLlama, KVCache
 from gpu_runtime.model.gpu_weights import GpuWeights
 from gpu_runtime.scheduler import layout
-from gpu_runtime.scheduler.host import Plan
+from gpu_runtime.scheduler.host import HostScheduler, Plan
+from tests.bench.arena_memory import Memory, make_config
 
 BLOCK_TOKENS = 16
 
@@ -159,3 +162,83 @@ class DeviceDriver(HandPlanner):
         """Logits of each piece's last token, and after them what the bucket's other rows gave."""
         copy_plan(self.plan(pieces, bucket), self.device_plan)
         return self.model.forward(bucket, decode_only=all(len(tokens) == 1 for tokens in pieces.values()))
+
+
+@dataclass(frozen=True)
+class Known:
+    """A sequence of which all tokens are given beforehand: a prompt, and what stands in for sampled tokens."""
+
+    tokens: list[int]
+    prompt_tokens: int
+
+
+class ScheduledDriver:
+    """Runs a model by the host's scheduler, which stands in for the GPU's."""
+
+    def __init__(
+        self, config: ModelConfig, weights: GpuWeights, sizes: PlanSizes, buckets: list[int], blocks: int
+    ) -> None:
+        self._limits = make_config(
+            submit_slots=64,
+            heap_tokens=1 << 13,
+            log_slots=256,
+            vocab_size=config.vocab_size,
+            max_model_tokens=sizes.columns * BLOCK_TOKENS,
+            max_sequences=sizes.slots,
+            max_running=sizes.max_running,
+            token_budget=sizes.tokens,
+            block_tokens=BLOCK_TOKENS,
+            blocks=blocks,
+            blocks_per_sequence=sizes.columns,
+            lease_timeout_ns=10**15,
+            eos=[],
+            buckets=buckets,
+        )
+        device = weights.embedding.device
+        self._plan = empty_plan(sizes, device)
+        cache = KVCache(config, blocks, BLOCK_TOKENS, weights.dtype, device)
+        window = sizes.columns * BLOCK_TOKENS
+        self._model = GpuLlama(config, weights, cache, window, self._plan, sizes.max_running)
+        self.steps: list[tuple[int, int, int]] = []
+        """(bucket, decodes, chunks) of every step."""
+
+    def run(self, sequences: list[Known]) -> dict[tuple[int, int], torch.Tensor]:
+        """Logits by (sequence, position of the token that they would sample)."""
+        memory = Memory(self._limits)
+        scheduler = HostScheduler(self._limits, memory.inbound, memory.outbound)
+        control, out = memory.control[0], memory.out[0]
+        control["lease"] = 1
+        scheduler.step([], 1)
+        self._submit(memory, sequences)
+        found: dict[tuple[int, int], torch.Tensor] = {}
+        sampled: list[int] = []
+        for now in count(2):
+            plan = scheduler.step(sampled, now)
+            control["log_read"] = out["log_written"]
+            if not plan.tokens:
+                return found
+            sampled = self._step(plan, sequences, found)
+        raise AssertionError("unreachable")
+
+    def _submit(self, memory: Memory, sequences: list[Known]) -> None:
+        offset = 0
+        for record, sequence in zip(memory.submit[0], sequences, strict=False):
+            prompt = sequence.tokens[: sequence.prompt_tokens]
+            memory.heap[0][offset : offset + len(prompt)] = prompt
+            record["prompt_offset"], record["prompt_tokens"], record["top_p"] = offset, len(prompt), 1.0
+            record["max_tokens"] = len(sequence.tokens) - len(prompt)
+            record["commit"] = arena.pack_commit_word(1, 1)
+            offset += len(prompt)
+
+    def _step(self, plan: Plan, sequences: list[Known], found: dict[tuple[int, int], torch.Tensor]) -> list[int]:
+        copy_plan(plan, self._plan)
+        works, decodes = len(plan.works), int(plan.header["decode_works"])
+        self.steps.append((int(plan.header["bucket"]), decodes, works - decodes))
+        logits = self._model.forward(int(plan.header["bucket"]), decode_only=works == decodes)
+        sequence_of = {int(work["slot"]): int(work["position"]) for work in plan.works}
+        sampled = []
+        for index, row in enumerate(plan.rows):
+            sequence, position = sequence_of[int(row["slot"])], int(row["position"])
+            found[sequence, position] = logits[index].cpu()
+            sampled.append(sequences[sequence].tokens[position])
+        return sampled

@@ -28,7 +28,9 @@ def up(
         str, typer.Option(help="Hugging Face folder, GGUF file or the built-in default's name.")
     ] = DEFAULT_MODEL,
     name: Annotated[str, typer.Option(help="Name that clients use for the model; default: its own.")] = "",
-    device: Annotated[str, typer.Option(help="cpu: the soft GPU.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu: the soft GPU. cuda: the first CUDA device.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32; default: bfloat16 on CUDA.")] = "",
+    random_weights: Annotated[bool, typer.Option(help="Measure without the weights: the folder needs none.")] = False,
     host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
     https_port: Annotated[int, typer.Option(help="0 switches HTTPS off.")] = 8443,
     http_port: Annotated[int, typer.Option(help="0 switches HTTP off.")] = 8000,
@@ -36,13 +38,14 @@ def up(
     tls_cert: Annotated[str, typer.Option(help="PEM certificate chain; default: a self-signed one.")] = "",
     tls_key: Annotated[str, typer.Option(help="PEM key of --tls-cert.")] = "",
     workers: Annotated[int, typer.Option(help="Front-end workers; 0: by the number of cores.")] = 0,
-    kv_tokens: Annotated[int, typer.Option(help="Tokens that the KV cache holds.")] = 16384,
+    kv_tokens: Annotated[int, typer.Option(help="Tokens that the KV cache holds; 0: by the device.")] = 0,
     grace: Annotated[float, typer.Option(help="Seconds to finish running requests at the end.")] = 20.0,
 ) -> None:
     """Starts both programs, waits until they serve, and runs until Ctrl-C."""
     control = f"127.0.0.1:{grpc_port}"
     gpu = ["--device", device, "--listen", control, "--model", model, "--name", name]
-    gpu += ["--kv-tokens", str(kv_tokens), "--grace", str(grace)]
+    gpu += ["--kv-tokens", str(kv_tokens), "--grace", str(grace), "--dtype", dtype]
+    gpu += ["--random-weights"] if random_weights else []
     dpu = ["--runtime", control, "--workers", str(workers), "--grace", str(grace)]
     dpu += ["--https", _address(host, https_port), "--http", _address(host, http_port)]
     dpu += ["--tls-cert", tls_cert, "--tls-key", tls_key]

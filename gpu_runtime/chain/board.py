@@ -36,8 +36,8 @@ class Board:
     def stamps(self) -> NDArray[Any]:
         """layout.StepStamp of the latest finished steps, oldest first."""
         stamps = self._memory.read(self._stamps_at, layout.StepStamp, layout.STAMPS)
-        finished = stamps[stamps["tail_end_ns"] != 0]
-        return finished[np.argsort(finished["step"])]
+        finished: NDArray[Any] = stamps[stamps["tail_end_ns"] != 0]
+        return np.sort(finished, order="step")
 
     def free(self) -> None:
         """Gives the memory back; never while the chain runs."""

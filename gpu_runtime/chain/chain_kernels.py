@@ -48,5 +48,3 @@ class ChainKernels:
     def _launch(kernel: Kernel, threads: int, args: list[Any], shared_bytes: int = 0) -> None:
         stream = torch.cuda.current_stream().cuda_stream
         kernel.launch(stream, (1, 1, 1), threads, args, shared_bytes)
-
-

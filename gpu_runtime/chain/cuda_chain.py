@@ -60,14 +60,17 @@ class CudaChain:
         launches_itself: bool = True,
     ) -> None:
         began = time.monotonic()
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         self._config = scheduler_config(config, limits)
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._arena = DeviceArena(shared)
         self._scheduler = DeviceScheduler(self._config, self._arena.inbound.address, self._arena.outbound.address)
         self._board = Board()
         self._kernels = ChainKernels(self._scheduler, self._board)
         self._fill_board(launches_itself)
+        self._graphs: list[StepGraph] = []
+        self.graph_bytes = 0
+        """Device memory that capturing the graphs took."""
         buckets = self._buckets()
         units = len(folder.tensors.file_of) + 2 * len(buckets)
         with torch.cuda.stream(self._stream):
@@ -76,11 +79,15 @@ class CudaChain:
             )
             loaded = units - 2 * len(buckets)
             self._warm_up(buckets, lambda done: progress(loaded + done, units))
-            self._graphs: list[StepGraph] = []
             if launches_itself:
                 self._capture_all(buckets, lambda done: progress(loaded + len(buckets) + done, units))
         progress(units, units)
         self.start_seconds = time.monotonic() - began
+
+    @property
+    def graph_count(self) -> int:
+        """Step graphs, the idle one included."""
+        return len(self._graphs)
 
     @property
     def bucket_tokens(self) -> list[int]:

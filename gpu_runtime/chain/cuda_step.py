@@ -32,7 +32,7 @@ class CudaStep:
     ) -> None:
         self._model, self._projections, self._sample = model, projections, sample
         self._kernels, self._plan = kernels, plan
-        self._side = torch.cuda.Stream()
+        self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def step(self, tokens: int, decode_only: bool) -> None:
         """A step of a bucket of so many tokens, up to and including the scheduler."""

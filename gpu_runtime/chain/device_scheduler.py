@@ -63,7 +63,8 @@ class DeviceScheduler:
 
     def header(self) -> np.void:
         """A copy of the present plan's header (layout.StepHeader)."""
-        return self._memory.read(self._header_at, layout.StepHeader, 1)[0]
+        (header,) = self._memory.read(self._header_at, layout.StepHeader, 1)
+        return header  # type: ignore[no-any-return]
 
     def free(self) -> None:
         """Gives the memory back; never while the chain runs."""

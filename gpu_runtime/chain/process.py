@@ -1,4 +1,4 @@
-"""Starts, watches and stops the process of a soft GPU."""
+"""Starts, watches and stops the process of a chain."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ Progress = Callable[[int, int, str], None]
 STOP_SECONDS = 30.0
 """How long a stopped chain may take to finish its step before it is killed."""
 
+
+_MODULES = {"cpu": "gpu_runtime.chain.soft", "cuda": "gpu_runtime.chain.cuda"}
 
 OPENMP_SPINS = "2000"
 """Turns that an idle OpenMP thread spins before it sleeps (read by libgomp when it loads).
@@ -38,8 +40,8 @@ class ChainProcess:
         self._stderr = asyncio.ensure_future(self._collect_stderr())
 
     @classmethod
-    async def start(cls, make_spec: Callable[[int], ChainSpec]) -> ChainProcess:
-        """Starts the process; `make_spec` gets the descriptor of its mailbox."""
+    async def start(cls, device: str, make_spec: Callable[[int], ChainSpec]) -> ChainProcess:
+        """Starts the process for a device; `make_spec` gets the descriptor of its mailbox."""
         mailbox = Mailbox()
         # Modules are looked up in this process's own path, not in its working directory's.
         environment = {
@@ -50,7 +52,7 @@ class ChainProcess:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "gpu_runtime.chain.soft",
+            _MODULES[device],
             str(os.getpid()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,

@@ -6,9 +6,6 @@ arena, the scheduler core and the step buckets.
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
 import sys
 import time
 from typing import Protocol
@@ -17,17 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blink_proto import arena
-from gpu_runtime.chain.spec import ChainSpec
+from gpu_runtime.chain.child import EXIT_DEVICE_ERROR, begin_child
 from gpu_runtime.config import scheduler_config
 from gpu_runtime.mailbox import Mailbox
 from gpu_runtime.scheduler.host import HostScheduler, Plan
-from gpu_runtime.shared_arena import SharedArena
 
 IDLE_POLL_NS = 50_000_000
 """Longest wait in one poll: leases are checked, and the heartbeat grows, at least that often."""
-
-EXIT_DEVICE_ERROR = 70
-_PR_SET_PDEATHSIG = 1
 
 
 class StepRunner(Protocol):
@@ -53,25 +46,9 @@ def run_chain(scheduler: HostScheduler, runner: StepRunner, mailbox: Mailbox) ->
             scheduler.poll(IDLE_POLL_NS, mailbox.command_word, int(command))
 
 
-def _leave_with_parent(parent: int) -> None:
-    """The soft GPU ends with its control process, as a GPU's work ends with the process that owns it."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit("the control process is gone")
-
-
-def _ignore_terminal_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-
-
 def main() -> int:
     """Reads a ChainSpec from standard input and runs until told to stop; returns the exit status."""
-    spec = ChainSpec.from_json(sys.stdin.buffer.readline())
-    _leave_with_parent(int(sys.argv[1]))
-    _ignore_terminal_signals()
-    mailbox = Mailbox(spec.mailbox_descriptor)
-    shared = SharedArena.attach(spec.arena_name, spec.sizes)
+    spec, mailbox, shared = begin_child()
     config = scheduler_config(spec.config, spec.limits)
     try:
         from gpu_runtime.chain.soft_step import SoftStep

@@ -8,21 +8,18 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from blink_proto import arena, control_pb2
 from gpu_runtime.chain.process import ChainError, ChainProcess, Progress
 from gpu_runtime.chain.spec import ChainSpec
 from gpu_runtime.config import ConfigError, ModelLimits, RuntimeConfig, longest_sequence, window_of
-from gpu_runtime.control.errors import BadRequestError, ExhaustedError
+from gpu_runtime.control.errors import BadRequestError
+from gpu_runtime.control.memory import fit_memory
 from gpu_runtime.control.sessions import Sessions
 from gpu_runtime.model.source import ModelFolder
 from gpu_runtime.scheduler import layout
 from gpu_runtime.shared_arena import ArenaLimits, SharedArena
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-_CHAIN_OVERHEAD_BYTES = 400 << 20
-"""What torch and the interpreter take beside weights and KV cache (0.35 GiB seen with torch 2.13 on the CPU)."""
 
 
 @dataclass
@@ -52,10 +49,11 @@ class ChainLife:
             folder.config.vocab_size, folder.config.max_position_embeddings, tuple(folder.eos_token_ids)
         )
         try:
-            window, longest = window_of(config, limits), longest_sequence(config, limits)
+            window = window_of(config, limits)
+            config = await asyncio.to_thread(fit_memory, config, folder, window)
+            longest = longest_sequence(config, limits)
         except ConfigError as error:
             raise BadRequestError(str(error)) from error
-        check_memory(config, folder)
         nonce = secrets.randbits(64)
         shared = SharedArena.create(config.arena_sizes(), ArenaLimits(nonce, epoch, limits.vocab_size, window, longest))
         try:
@@ -64,7 +62,7 @@ class ChainLife:
             shared.unlink()
             raise
         sessions = Sessions(config.channels, lambda channel: bool(shared.channel_out(channel)[0]["live"]))
-        model = describe_model(folder, name, window, longest)
+        model = describe_model(folder, name, window, longest, config.dtype)
         return cls(model, folder.path, shared, chain, sessions, nonce, epoch)
 
     @staticmethod
@@ -76,7 +74,7 @@ class ChainLife:
         progress: Progress,
     ) -> ChainProcess:
         chain = await ChainProcess.start(
-            lambda mailbox: ChainSpec(str(folder.path), config, limits, shared.name, mailbox)
+            config.device, lambda mailbox: ChainSpec(str(folder.path), config, limits, shared.name, mailbox)
         )
         try:
             await chain.wait_ready(progress)
@@ -134,7 +132,7 @@ class ChainLife:
         )
 
 
-def describe_model(folder: ModelFolder, name: str, window: int, longest: int) -> control_pb2.Model:
+def describe_model(folder: ModelFolder, name: str, window: int, longest: int, dtype: str) -> control_pb2.Model:
     """The model as the control plane shows it."""
     return control_pb2.Model(
         name=name,
@@ -145,25 +143,8 @@ def describe_model(folder: ModelFolder, name: str, window: int, longest: int) ->
         eos_token_ids=folder.eos_token_ids,
         parameters=folder.parameters,
         loaded_unix_seconds=int(time.time()),
-        dtype="float32",
+        dtype=dtype,
     )
-
-
-def check_memory(config: RuntimeConfig, folder: ModelFolder) -> None:
-    """Refuses a model that this machine has no memory for.
-
-    Raises:
-        ExhaustedError: says what is needed and what there is.
-    """
-    model = folder.config
-    kv_bytes = config.kv_tokens * 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * 4
-    needed = folder.parameters * 4 + kv_bytes + _CHAIN_OVERHEAD_BYTES
-    available = psutil.virtual_memory().available
-    if needed > available:
-        raise ExhaustedError(
-            f"needs {needed / 2**30:.1f} GiB ({kv_bytes / 2**30:.1f} GiB of it KV cache), "
-            f"{available / 2**30:.1f} GiB are free; a smaller --kv-tokens may help"
-        )
 
 
 __all__ = ["TOKENIZER_FILES", "ChainError", "ChainLife"]

@@ -161,7 +161,7 @@ class Runtime:
             loop.call_soon_threadsafe(progress, done, total, what)
 
         try:
-            return await asyncio.to_thread(resolve_model, source, report)
+            return await asyncio.to_thread(resolve_model, source, report, weights=not self.config.random_weights)
         except ModelError as error:
             raise BadRequestError(str(error)) from error
 

@@ -101,7 +101,7 @@ def _compile(source: Path, options: list[str]) -> bytes:
     cubin = b" " * check(nvrtc.nvrtcGetCUBINSize(program))
     check(nvrtc.nvrtcGetCUBIN(program, cubin))
     check(nvrtc.nvrtcDestroyProgram(program))
-    return cubin
+    return bytes(cubin)
 
 
 def _link(cubin: bytes, architecture: str) -> bytes:

@@ -23,12 +23,8 @@ def device_architecture() -> str:
 
     attributes = driver.CUdevice_attribute
     device = check(driver.cuCtxGetDevice())
-    major = check(
-        driver.cuDeviceGetAttribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
-    )
-    minor = check(
-        driver.cuDeviceGetAttribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
-    )
+    major = check(driver.cuDeviceGetAttribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device))
+    minor = check(driver.cuDeviceGetAttribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device))
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 

@@ -36,8 +36,11 @@ class ModelFolder:
         return sum(prod(shape) for shape in expected_shapes(self.config).values())
 
 
-def resolve_model(source: str, progress: Progress) -> ModelFolder:
+def resolve_model(source: str, progress: Progress, *, weights: bool = True) -> ModelFolder:
     """The model that `source` names; a GGUF file is converted into the cache first.
+
+    Args:
+        weights: False leaves them out: a folder then needs only its configuration and tokenizer.
 
     Raises:
         ModelError: it is missing, broken or unsupported.
@@ -46,14 +49,14 @@ def resolve_model(source: str, progress: Progress) -> ModelFolder:
         return open_folder(convert_gguf(_default_gguf(), progress), DEFAULT_NAME)
     path = Path(source).expanduser()
     if path.is_dir():
-        return open_folder(path.resolve(), path.resolve().name.lower())
+        return open_folder(path.resolve(), path.resolve().name.lower(), weights=weights)
     if path.is_file() and path.suffix == ".gguf":
         return open_folder(convert_gguf(path, progress), path.stem.lower())
     raise ModelError(f"{source!r} is neither a folder, a .gguf file nor {DEFAULT_NAME!r}")
 
 
-def open_folder(folder: Path, name: str) -> ModelFolder:
-    """Checks a Hugging Face folder.
+def open_folder(folder: Path, name: str, *, weights: bool = True) -> ModelFolder:
+    """Checks a Hugging Face folder (`weights`: see `resolve_model`).
 
     Raises:
         ModelError: a file or tensor is missing, broken or unsupported.
@@ -62,7 +65,8 @@ def open_folder(folder: Path, name: str) -> ModelFolder:
     if not (folder / "tokenizer.json").is_file():
         raise ModelError(f"tokenizer.json is missing in {folder}")
     eos = eos_token_ids(folder, config.vocab_size)
-    return ModelFolder(folder, name, config, eos, TensorFiles.find(folder, config))
+    tensors = TensorFiles.find(folder, config) if weights else TensorFiles({})
+    return ModelFolder(folder, name, config, eos, tensors)
 
 
 def _default_gguf() -> Path:

@@ -25,7 +25,7 @@ from gpu_runtime.model.gpu_weights import load_weights, random_weights
 from gpu_runtime.model.source import open_folder
 from gpu_runtime.model.tensors import expected_shapes
 from tests.attention_cases import mend_interpreter
-from tests.device_plans import DeviceDriver, PlanSizes
+from tests.device_plans import DeviceDriver, Known, PlanSizes, ScheduledDriver
 from tests.random_models import random_model, take_weights, whole_logits
 from tests.tiny import LLAMA3_ROPE, SIZES, make_tiny, save_tokenizer
 from tests.unit.test_model_config import LLAMA
@@ -201,3 +201,19 @@ def test_models_against_transformers(family: str) -> None:
         assert logits.shape == (min(bucket, SMALL.max_running), SIZES["vocab_size"])
         expected = [wholes[slot][driver.lengths[slot] - 1] for slot in pieces]
         assert relative(logits[: len(pieces)].cpu(), torch.stack(expected)) < 1e-4
+
+
+def test_a_model_driven_by_the_scheduler() -> None:
+    """More sequences than may run at a time, and prompts longer than a step."""
+    model = random_model("Llama", 5)
+    sizes = PlanSizes(max_running=2, tokens=16, slots=4, columns=2)
+    driver = ScheduledDriver(*take_weights(model, torch.float32, DEVICE), sizes, [1, 2, 16], blocks=5)
+    sequences = [Known(torch.randint(3, 300, (size,)).tolist(), prompt) for size, prompt in ((23, 20), (5, 3), (9, 7))]
+    found = driver.run(sequences)
+    assert {(s, p) for s, known in enumerate(sequences) for p in range(known.prompt_tokens, len(known.tokens))} == set(
+        found
+    )
+    wholes = [whole_logits(model, known.tokens) for known in sequences]
+    for (sequence, position), logits in found.items():
+        assert relative(logits, wholes[sequence][position - 1]) < 1e-4
+    assert any(decodes and chunks for _, decodes, chunks in driver.steps)

@@ -25,14 +25,14 @@ INBOUND = ["channels", "channel_control", "channel_submit", "channel_cancel", "c
 OUTBOUND = ["header", "telemetry", "channels", "channel_control", "channel_log"]
 
 BY_HAND = [
-    # 256 of control; 4 x 128; 8 x 16; 100 x 4 ends at 1296: one page.
-    ([0, 0, 256, 768, 896], 4096, 8192),
+    # The bell takes the first page. 256 of control; 4 x 128; 8 x 16; 100 x 4 ends at 1296: one page.
+    ([4096, 0, 256, 768, 896], 4096, 4096 + 8192),
     # 64 x 128 ends at 8448; 32 x 16 at 8960; 5000 x 4 at 28960: eight pages.
-    ([0, 0, 256, 8448, 8960], 32768, 98304),
+    ([4096, 0, 256, 8448, 8960], 32768, 4096 + 98304),
     # One cancel record of 16 bytes ends at 400; the heap starts on the next cache line.
-    ([0, 0, 256, 384, 448], 4096, 4096),
+    ([4096, 0, 256, 384, 448], 4096, 4096 + 4096),
     # Heaps of 4 GiB: beyond 32 bits.
-    ([0, 0, 256, 384, 448], (1 << 32) + 4096, 64 * ((1 << 32) + 4096)),
+    ([4096, 0, 256, 384, 448], (1 << 32) + 4096, 4096 + 64 * ((1 << 32) + 4096)),
 ]
 OUT_BY_HAND = [
     ([0, 256, 4096, 0, 256], 4096, 12288),
@@ -141,7 +141,7 @@ def test_cpp_and_python_agree(tmp_path: Path) -> None:
 def test_inbound_offsets_by_hand(sizes: arena.Sizes, expected: tuple[list[int], int, int]) -> None:
     known = arena.InboundLayout(sizes)
     assert ([getattr(known, f"{part}_offset") for part in INBOUND], known.channel_bytes, known.total_bytes) == expected
-    assert known.channel_offset(sizes.channels - 1) == expected[1] * (sizes.channels - 1)
+    assert known.channel_offset(sizes.channels - 1) == 4096 + expected[1] * (sizes.channels - 1)
 
 
 @pytest.mark.parametrize(("sizes", "expected"), list(zip(SIZES, OUT_BY_HAND, strict=True)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -13,9 +11,9 @@ _BLOCK = 1024
 
 @triton.jit
 def _silu_mul_kernel(
-    gate_up: Any,
-    out: Any,
-    inner: Any,
+    gate_up: tl.tensor,
+    out: tl.tensor,
+    inner: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     """One program for BLOCK columns of a row."""

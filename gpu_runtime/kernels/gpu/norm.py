@@ -6,8 +6,6 @@ A row's result does not depend on the other rows.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -15,15 +13,15 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["source_rows"])
 def _norm_kernel(
-    source: Any,
-    delta: Any,
-    index: Any,
-    index_stride: Any,
-    source_rows: Any,
-    weight: Any,
-    epsilon: Any,
-    out: Any,
-    size: Any,
+    source: tl.tensor,
+    delta: tl.tensor,
+    index: tl.tensor,
+    index_stride: tl.tensor,
+    source_rows: tl.tensor,
+    weight: tl.tensor,
+    epsilon: tl.tensor,
+    out: tl.tensor,
+    size: tl.tensor,
     ADDED: tl.constexpr,
     INDEXED: tl.constexpr,
     BLOCK: tl.constexpr,

@@ -7,7 +7,6 @@ rotation (halves of a head, as Hugging Face keeps them), and the stores. Rotated
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -31,16 +30,16 @@ class HeadNorms:
 
 @triton.jit
 def _rope_store_kernel(
-    query_key_value: Any,
-    positions: Any,
-    kv_slots: Any,
-    cosines: Any,
-    sines: Any,
-    query_norm: Any,
-    key_norm: Any,
-    epsilon: Any,
-    keys: Any,
-    values: Any,
+    query_key_value: tl.tensor,
+    positions: tl.tensor,
+    kv_slots: tl.tensor,
+    cosines: tl.tensor,
+    sines: tl.tensor,
+    query_norm: tl.tensor,
+    key_norm: tl.tensor,
+    epsilon: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
     QUERY_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,

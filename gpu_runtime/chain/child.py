@@ -1,0 +1,35 @@
+"""How a chain's process begins, whatever its device."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+from gpu_runtime.chain.spec import ChainSpec
+from gpu_runtime.mailbox import Mailbox
+from gpu_runtime.shared_arena import SharedArena
+
+EXIT_DEVICE_ERROR = 70
+_PR_SET_PDEATHSIG = 1
+
+
+def begin_child() -> tuple[ChainSpec, Mailbox, SharedArena]:
+    """Reads the ChainSpec from standard input and attaches to what it names."""
+    spec = ChainSpec.from_json(sys.stdin.buffer.readline())
+    _leave_with_parent(int(sys.argv[1]))
+    _ignore_terminal_signals()
+    return spec, Mailbox(spec.mailbox_descriptor), SharedArena.attach(spec.arena_name, spec.sizes)
+
+
+def _leave_with_parent(parent: int) -> None:
+    """The chain ends with its control process, as a GPU's work ends with the process that owns it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit("the control process is gone")
+
+
+def _ignore_terminal_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)

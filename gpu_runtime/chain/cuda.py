@@ -1,0 +1,59 @@
+"""The process of the chain on a CUDA device: sets it up, passes commands on, and waits for its end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from blink_proto import arena
+from gpu_runtime.chain.child import EXIT_DEVICE_ERROR, begin_child
+from gpu_runtime.chain.spec import ChainSpec
+from gpu_runtime.mailbox import Mailbox
+from gpu_runtime.model.source import open_folder
+from gpu_runtime.scheduler import layout
+from gpu_runtime.shared_arena import SharedArena
+
+_LOOK_SECONDS = 0.01
+"""How often the mailbox and the chain's stream are looked at: not part of any request's way."""
+
+
+def run_chain(spec: ChainSpec, mailbox: Mailbox, shared: SharedArena) -> None:
+    """Sets the chain up and follows it until it ends.
+
+    Raises:
+        CudaError: the device failed, or something that it needs is missing.
+    """
+    from gpu_runtime.chain.cuda_chain import CudaChain
+
+    folder = open_folder(Path(spec.model_folder), "", weights=not spec.config.random_weights)
+    chain = CudaChain(folder, spec.config, spec.limits, shared, mailbox.set_progress)
+    print(
+        f"step graphs: {chain.graph_count}, {chain.graph_bytes / 2**20:.0f} MiB; set up in {chain.start_seconds:.1f} s",
+        file=sys.stderr,
+        flush=True,
+    )
+    chain.start()
+    mailbox.set_ready()
+    told = layout.Command.RUN
+    while not chain.ended():
+        if mailbox.command != told:
+            told = mailbox.command
+            chain.command(told)
+        time.sleep(_LOOK_SECONDS)
+
+
+def main() -> int:
+    """Reads a ChainSpec from standard input and runs until told to stop; returns the exit status."""
+    spec, mailbox, shared = begin_child()
+    try:
+        run_chain(spec, mailbox, shared)
+    except Exception as error:
+        shared.telemetry["state"] = arena.DeviceState.FAILED
+        print(f"device error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return EXIT_DEVICE_ERROR
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""How much memory a model takes, and how many tokens the rest of a device's memory holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import psutil
+
+from gpu_runtime.config import BLOCK_TOKENS, RuntimeConfig
+from gpu_runtime.control.errors import BadRequestError, ExhaustedError
+from gpu_runtime.cuda.device import first_device
+from gpu_runtime.cuda.errors import CudaError
+from gpu_runtime.model.config import ModelConfig
+from gpu_runtime.model.source import ModelFolder
+
+_SOFT_OVERHEAD_BYTES = 400 << 20
+"""What torch and the interpreter take beside weights and KV cache (0.35 GiB seen with torch 2.13 on the CPU)."""
+_CUDA_OVERHEAD_BYTES = 3 << 30
+"""Context, libraries, compiled kernels, step graphs and the allocators' slack on a CUDA device."""
+_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def fit_memory(config: RuntimeConfig, folder: ModelFolder, window: int) -> RuntimeConfig:
+    """The configuration with a KV cache that fits.
+
+    Args:
+        window: the model's context window in tokens.
+
+    Raises:
+        ExhaustedError: says what is needed and what there is.
+        BadRequestError: there is no CUDA device.
+    """
+    fixed = fixed_bytes(config, folder)
+    available = _available(config)
+    token = token_bytes(folder.config, config.dtype)
+    kv_tokens = config.kv_tokens or _most_tokens(config, window, (available - fixed) // token)
+    if fixed + max(kv_tokens, BLOCK_TOKENS) * token > available:
+        cache = kv_tokens * token
+        raise ExhaustedError(
+            f"needs {(fixed + cache) / 2**30:.1f} GiB, {cache / 2**30:.1f} GiB of it KV cache; "
+            f"{available / 2**30:.1f} GiB are free; a smaller --kv-tokens may help"
+        )
+    return replace(config, kv_tokens=kv_tokens)
+
+
+def token_bytes(model: ModelConfig, dtype: str) -> int:
+    """KV cache that a token takes in all layers."""
+    return 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * _BYTES[dtype]
+
+
+def fixed_bytes(config: RuntimeConfig, folder: ModelFolder) -> int:
+    """Everything but the KV cache."""
+    weights = folder.parameters * _BYTES[config.dtype]
+    if config.device == "cpu":
+        return weights + _SOFT_OVERHEAD_BYTES
+    model = folder.config
+    logits = config.max_running * model.vocab_size * 4
+    # Hidden state, its norm, queries with keys and values, attention, gate and up and their product.
+    widths = 4 * model.hidden_size + 3 * model.intermediate_size + 2 * model.num_attention_heads * model.head_dim
+    activations = config.token_budget * widths * _BYTES[config.dtype]
+    history = config.max_sequences * (config.max_model_tokens or model.max_position_embeddings) * 4
+    return weights + 2 * logits + 2 * activations + 2 * history + _CUDA_OVERHEAD_BYTES
+
+
+def _available(config: RuntimeConfig) -> int:
+    if config.device == "cpu":
+        return int(psutil.virtual_memory().available)
+    try:
+        return int(first_device().memory_bytes * config.memory_share)
+    except CudaError as error:
+        raise BadRequestError(str(error)) from error
+
+
+def _most_tokens(config: RuntimeConfig, window: int, room: int) -> int:
+    """All that fits, but no more than all running sequences could use; whole blocks."""
+    return max(0, min(room, config.max_running * window)) // BLOCK_TOKENS * BLOCK_TOKENS

@@ -1,0 +1,431 @@
+// Products of few rows (the tokens of a decode step) with a large bf16 matrix, at the speed of reading the matrix once.
+//
+//   project   out[m, n]  = rmsnorm(x[m, :]) · W[n, :] + bias[n]                 q, k and v; the head (float32 out)
+//   residual  out[m, n] += x[m, :] · W[n, :] + bias[n]                          attention's output; the MLP's output
+//   gated     out[m, f]  = silu(rmsnorm(x[m, :]) · W[f, :]) * (rmsnorm(x[m, :]) · W[F + f, :])
+//
+// How. Every block owns a range of output columns ("units": rows of W, or pairs of rows where gated), equal to within
+// one, so no multiprocessor has a longer way. One warp has the copy engine bring W through a ring in shared memory, in
+// pieces of up to 32 rows x 256 columns, far ahead of their use: the ring, not registers, holds the bytes in flight.
+// x comes through a ring of its own in chunks of 256 columns, one for G pieces. Eight warps multiply by mma.m16n8k16
+// with W as the left operand (16 rows) and x as the right one (8 tokens): warp w takes columns 32 w to 32 w + 31 of
+// each chunk, and the eight partial sums are added in shared memory at the end of a tile (G pieces of rows, all
+// columns).
+//
+// The norm: x · weight is rounded to bf16 as the operand; the scale, one number a token, is applied to the sums. The
+// squares are added up by the warps from the same operands while the first tile is multiplied.
+//
+// Order of sums: of a token's column c, warp (c mod 256) / 32 adds it, in ascending order of c, then warps are added 0
+// to 7. That holds for every kernel here, so a token's result has the same bits whatever the number of other tokens,
+// the kernel chosen for it, and the place of its rows in W.
+//
+// Programmatic dependent launch. A kernel's blocks may start while the kernel in front still runs. What they do before
+// `wait_for_previous_grid` is read W, which nothing on the device writes. Every thread that reads x, index, bias or
+// the residual or writes `out` waits first, and at least the copying warp and the multiplying warps of every block
+// do wait, so the end of a kernel implies the end of all kernels in front of it in the stream: nothing is read
+// before it is written, and nothing is overwritten that an earlier kernel still reads. The next kernel is let in when
+// all but the last `early` pieces have been asked for, so that its first pieces arrive while this one's sums are
+// added, stored and flushed. Its blocks find room because a block takes less than half a multiprocessor's shared
+// memory and registers.
+#include "kernels/gpu/skinny_ops.cuh"
+
+namespace blink::skinny {
+
+constexpr int kWarps = 8;  // that multiply; one more copies
+constexpr int kThreads = (kWarps + 1) * 32;
+constexpr int kChunk = 256;                    // columns
+constexpr int kWarpColumns = kChunk / kWarps;  // two steps of mma
+constexpr int kPieceRows = 32;
+constexpr int kPitch = kChunk * 2 + 16;    // bytes from row to row: eight rows lie in different banks
+constexpr int kSumPitch = kPieceRows + 4;  // floats from token to token of partial sums: banks again
+constexpr int kMaxStages = 16;
+constexpr int kMaxTokens = 64;
+
+// Shared memory: barriers, squares [warp][token], partial sums [warp][8 tokens][kSumPitch], ring of x, ring of W.
+constexpr int kBarrierBytes = 4 * kMaxStages * 8;
+constexpr int kSquareBytes = kWarps * kMaxTokens * 4;
+constexpr int kSumBytes = kWarps * 8 * kSumPitch * 4;
+constexpr int kRingOffset = kBarrierBytes + kSquareBytes + kSumBytes;
+
+enum class Kind { kProject, kResidual, kGated };
+
+// Unit of a kernel's parameters; all arrays are contiguous. `index` may be null: then token m is row m of x.
+struct Arguments {
+  const uint16_t* x;       // [x_rows, columns]
+  const uint16_t* weight;  // [units, columns], gated [2 * units, columns]
+  const uint16_t* norm;    // [columns]; not read by kResidual
+  const uint16_t* bias;    // [units] or null
+  void* out;               // [tokens, units]
+  const int32_t* index;    // token m is row index[m * index_stride] of x
+  int index_stride, x_rows, tokens, columns, units;
+  float epsilon;
+  int piece_units;         // units of a piece at most
+  int w_stages, x_stages;  // of the rings
+  int early;               // pieces that are still to be asked for when the next kernel may start
+};
+
+struct Range {
+  int begin, count;
+};
+
+// Part `index` of `parts` nearly equal ones.
+__device__ __forceinline__ Range part_of(Range whole, int index, int parts) {
+  const int begin = whole.count * index / parts;
+  return {whole.begin + begin, whole.count * (index + 1) / parts - begin};
+}
+
+// A position in a ring of stages, each with a barrier for "full" and one for "empty".
+struct Ring {
+  uint32_t full, empty, data;
+  int stages, stage_bytes;
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ uint32_t full_barrier() const { return full + 8 * stage; }
+  __device__ __forceinline__ uint32_t empty_barrier() const { return empty + 8 * stage; }
+  __device__ __forceinline__ uint32_t here() const { return data + stage * stage_bytes; }
+  __device__ __forceinline__ void advance() {
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+  // In the first round nothing is to be emptied: the phase in front of a fresh barrier's first counts as ended.
+  __device__ __forceinline__ bool has_room() const { return all_in_warp(barrier_test(empty_barrier(), parity ^ 1)); }
+};
+
+template <Kind kKind, bool kFloat, int kTokenTiles, int kPieces>
+struct Kernel {
+  static constexpr bool kGated = kKind == Kind::kGated, kNormed = kKind != Kind::kResidual;
+  using Sums = float[kPieces][2][kTokenTiles][4];  // [piece][16 rows][8 tokens][of mma]
+
+  const Arguments& a;
+  const Range units;  // of this block
+  const int tiles, chunks;
+  const int lane, warp;
+  Ring x, w;
+  float* const squares;
+  float* const partial;
+
+  __device__ __forceinline__ Kernel(const Arguments& arguments, unsigned char* shared)
+      : a(arguments),
+        units(part_of({0, a.units}, blockIdx.x, gridDim.x)),
+        tiles((units.count + a.piece_units * kPieces - 1) / (a.piece_units * kPieces)),
+        chunks((a.columns + kChunk - 1) / kChunk),
+        lane(threadIdx.x % 32),
+        warp(threadIdx.x / 32),
+        squares(reinterpret_cast<float*>(shared + kBarrierBytes)),
+        partial(reinterpret_cast<float*>(shared + kBarrierBytes + kSquareBytes)) {
+    const uint32_t base = shared_address(shared);
+    const int x_bytes = (a.tokens + (kNormed ? 1 : 0)) * kPitch;
+    const int w_bytes = a.piece_units * (kGated ? 2 : 1) * kPitch;
+    x = Ring{base, base + 8 * kMaxStages, base + kRingOffset, a.x_stages, x_bytes};
+    w = Ring{base + 16 * kMaxStages, base + 24 * kMaxStages, x.data + a.x_stages * x_bytes, a.w_stages, w_bytes};
+  }
+
+  __device__ __forceinline__ void run() {
+    if (threadIdx.x == 0) init_barriers();
+    __syncthreads();
+    if (warp == kWarps) {
+      copy();
+    } else {
+      wait_for_previous_grid();
+      for (int tile = 0; tile < tiles; ++tile) multiply_tile(tile);
+    }
+  }
+
+  __device__ __forceinline__ void init_barriers() const {
+    for (int stage = 0; stage < kMaxStages; ++stage) {
+      barrier_init(x.full + 8 * stage, 1);
+      barrier_init(x.empty + 8 * stage, kWarps);
+      barrier_init(w.full + 8 * stage, 1);
+      barrier_init(w.empty + 8 * stage, kWarps);
+    }
+    fence_barrier_init();
+  }
+
+  __device__ __forceinline__ int columns_of(int chunk) const { return min(kChunk, a.columns - chunk * kChunk); }
+  __device__ __forceinline__ Range tile_units(int tile) const { return part_of(units, tile, tiles); }
+
+  // --- the copying warp -------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void copy() {
+    const uint64_t once = read_once_policy(), often = read_often_policy();
+    const int pieces = tiles * chunks * kPieces, x_chunks = tiles * chunks;
+    const int let_in = max(0, pieces - a.early);
+    int tile = 0, chunk = 0, piece = 0;  // the next of W
+    Range in_tile = tile_units(0);
+    int asked = 0, x_asked = 0;
+
+    const auto ask_piece = [&] {
+      if (asked == let_in) let_next_grid_start();
+      copy_piece(part_of(in_tile, piece, kPieces), chunk, once);
+      ++asked;
+      if (++piece < kPieces) return;
+      piece = 0;
+      if (++chunk < chunks) return;
+      chunk = 0;
+      if (++tile < tiles) in_tile = tile_units(tile);
+    };
+
+    while (asked < min(pieces, a.w_stages)) ask_piece();
+    wait_for_previous_grid();
+    const int first_row = x_row(lane), second_row = x_row(lane + 32);
+    while (asked < pieces || x_asked < x_chunks) {
+      if (x_asked < x_chunks && x.has_room()) copy_x(x_asked++ % chunks, first_row, second_row, often);
+      if (asked < pieces && w.has_room()) ask_piece();
+    }
+  }
+
+  // Rows of W behind each other, gated: the gate's, then from row `piece_units` on the other half's.
+  __device__ __forceinline__ void copy_piece(Range of, int chunk, uint64_t policy) {
+    const int bytes = columns_of(chunk) * 2;
+    if (lane == 0) barrier_arrive_expect(w.full_barrier(), of.count * (kGated ? 2 : 1) * bytes);
+    sync_warp();
+    const bool second = kGated && lane >= a.piece_units;
+    const int unit = second ? lane - a.piece_units : lane;
+    if (unit < of.count) {
+      const int64_t row = of.begin + unit + (second ? a.units : 0);
+      bulk_copy(w.here() + lane * kPitch, a.weight + row * a.columns + chunk * kChunk, bytes, w.full_barrier(), policy);
+    }
+    w.advance();
+  }
+
+  // Tokens behind each other, then the norm's weight.
+  __device__ __forceinline__ void copy_x(int chunk, int first_row, int second_row, uint64_t policy) {
+    const int bytes = columns_of(chunk) * 2;
+    if (lane == 0) barrier_arrive_expect(x.full_barrier(), (a.tokens + (kNormed ? 1 : 0)) * bytes);
+    sync_warp();
+    const auto copy_row = [&](int token, const uint16_t* from) {
+      bulk_copy(x.here() + token * kPitch, from + chunk * kChunk, bytes, x.full_barrier(), policy);
+    };
+    if (lane < a.tokens) copy_row(lane, a.x + static_cast<int64_t>(first_row) * a.columns);
+    if (lane + 32 < a.tokens) copy_row(lane + 32, a.x + static_cast<int64_t>(second_row) * a.columns);
+    if (kNormed && lane == 31) copy_row(a.tokens, a.norm);
+    x.advance();
+  }
+
+  __device__ __forceinline__ int x_row(int token) const {
+    if (token >= a.tokens) return 0;
+    const int row = a.index == nullptr ? token : a.index[static_cast<int64_t>(token) * a.index_stride];
+    return max(0, min(row, a.x_rows - 1));
+  }
+
+  // --- the multiplying warps --------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void multiply_tile(int tile) {
+    const Range in_tile = tile_units(tile);
+    Sums sums = {};
+    float square[kTokenTiles] = {};
+    float added[kPieces][kTokenTiles];
+    load_added(added, in_tile);
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      // 2 but at the end of the columns, where warps run out of them.
+      const int steps = max(0, min(2, (columns_of(chunk) - warp * kWarpColumns) / 16));
+      multiply_chunk(sums, square, steps, kNormed && tile == 0);
+    }
+    if (kNormed && tile == 0) store_squares(square);
+    finish_tile(sums, added, in_tile);
+  }
+
+  __device__ __forceinline__ void multiply_chunk(Sums& sums, float (&square)[kTokenTiles], int steps, bool squaring) {
+    uint32_t tokens[kTokenTiles][4];  // 8 tokens x 32 columns each
+    barrier_wait(x.full_barrier(), x.parity);
+    load_tokens(tokens);
+    if (squaring) add_squares(square, tokens, steps);
+    if (kNormed) weigh(tokens);
+    release(x);
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      barrier_wait(w.full_barrier(), w.parity);
+      if (steps == 2) {
+        multiply_piece<2>(sums[piece], tokens);
+      } else if (steps == 1) {
+        multiply_piece<1>(sums[piece], tokens);
+      }
+      release(w);
+    }
+  }
+
+  __device__ __forceinline__ void release(Ring& ring) const {
+    sync_warp();
+    if (lane == 0) barrier_arrive(ring.empty_barrier());
+    ring.advance();
+  }
+
+  // Rows past the last token repeat it: their sums are dropped.
+  __device__ __forceinline__ void load_tokens(uint32_t (&tokens)[kTokenTiles][4]) const {
+    const uint32_t column = (warp * kWarpColumns + lane / 8 * 8) * 2;
+#pragma unroll
+    for (int tile = 0; tile < kTokenTiles; ++tile) {
+      const int token = min(tile * 8 + lane % 8, a.tokens - 1);
+      load_matrices(tokens[tile], x.here() + token * kPitch + column);
+    }
+  }
+
+  // In part i of a token tile a lane holds columns 8 i + 2 (lane % 4) and the next of token lane / 4.
+  __device__ __forceinline__ void add_squares(float (&square)[kTokenTiles], const uint32_t (&tokens)[kTokenTiles][4],
+                                              int steps) const {
+#pragma unroll
+    for (int tile = 0; tile < kTokenTiles; ++tile) {
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        const float low = low_of(tokens[tile][part]), high = high_of(tokens[tile][part]);
+        if (part / 2 < steps) square[tile] += low * low + high * high;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void weigh(uint32_t (&tokens)[kTokenTiles][4]) const {
+    const uint32_t weights = x.here() + a.tokens * kPitch + (warp * kWarpColumns + lane % 4 * 2) * 2;
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      const uint32_t weight = load_word(weights + part * 16);
+#pragma unroll
+      for (int tile = 0; tile < kTokenTiles; ++tile) tokens[tile][part] = multiply_pairs(tokens[tile][part], weight);
+    }
+  }
+
+  template <int kSteps>
+  __device__ __forceinline__ void multiply_piece(float (&sums)[2][kTokenTiles][4],
+                                                 const uint32_t (&tokens)[kTokenTiles][4]) const {
+    uint32_t rows[kSteps][2][4];  // 16 rows x 16 columns each
+    const uint32_t column = (warp * kWarpColumns + lane / 16 * 8) * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t row = w.here() + piece_row(half) * kPitch + column;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) load_matrices(rows[step][half], row + step * 32);
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int tile = 0; tile < kTokenTiles; ++tile) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          multiply(sums[half][tile], rows[step][half], tokens[tile][2 * step], tokens[tile][2 * step + 1]);
+        }
+      }
+    }
+  }
+
+  // Of the piece in shared memory, the row that this lane gives to load_matrices; past the end, the last one.
+  __device__ __forceinline__ int piece_row(int half) const {
+    const int row = lane % 16;
+    if (kGated) return half * a.piece_units + min(row, a.piece_units - 1);
+    return min(half * 16 + row, a.piece_units - 1);
+  }
+
+  // --- the end of a tile: thread t of 256 has row t % 32 of the piece and token t / 32 of the token tile -------------
+
+  __device__ __forceinline__ void load_added(float (&added)[kPieces][kTokenTiles], Range in_tile) const {
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const Range of = part_of(in_tile, piece, kPieces);
+      const bool inside = !kGated && lane < of.count;
+      const float bias = inside && a.bias != nullptr ? wide(a.bias[of.begin + lane]) : 0.0f;
+#pragma unroll
+      for (int tile = 0; tile < kTokenTiles; ++tile) {
+        const int token = tile * 8 + warp;
+        added[piece][tile] = bias;
+        if (kKind == Kind::kResidual && inside && token < a.tokens) {
+          added[piece][tile] += wide(static_cast<const uint16_t*>(a.out)[out_at(token, of.begin + lane)]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ int64_t out_at(int token, int unit) const {
+    return static_cast<int64_t>(token) * a.units + unit;
+  }
+
+  // For finish_tile, which synchronises the warps.
+  __device__ __forceinline__ void store_squares(float (&square)[kTokenTiles]) const {
+#pragma unroll
+    for (int tile = 0; tile < kTokenTiles; ++tile) {
+      float sum = square[tile];
+      sum += shuffle_xor(sum, 1);
+      sum += shuffle_xor(sum, 2);
+      if (lane % 4 == 0) squares[warp * kMaxTokens + tile * 8 + lane / 4] = sum;
+    }
+  }
+
+  __device__ __forceinline__ float scale_of(int token) const {
+    if (!kNormed) return 1.0f;
+    float sum = 0;
+#pragma unroll
+    for (int from = 0; from < kWarps; ++from) sum += squares[from * kMaxTokens + token];
+    return inverse_root(sum / static_cast<float>(a.columns) + a.epsilon);
+  }
+
+  __device__ __forceinline__ void finish_tile(const Sums& sums, const float (&added)[kPieces][kTokenTiles],
+                                              Range in_tile) const {
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const Range of = part_of(in_tile, piece, kPieces);
+#pragma unroll
+      for (int tile = 0; tile < kTokenTiles; ++tile) {
+        if (tile * 8 >= a.tokens) continue;
+        store_partial(sums[piece], tile);
+        sync_threads_below(kWarps * 32);
+        store_out(added[piece][tile], of, tile * 8 + warp);
+        sync_threads_below(kWarps * 32);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_partial(const float (&sums)[2][kTokenTiles][4], int tile) const {
+    float* to = partial + (warp * 8 + lane % 4 * 2) * kSumPitch + lane / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      to[half * 16] = sums[half][tile][0];
+      to[half * 16 + kSumPitch] = sums[half][tile][1];
+      to[half * 16 + 8] = sums[half][tile][2];
+      to[half * 16 + 8 + kSumPitch] = sums[half][tile][3];
+    }
+  }
+
+  __device__ __forceinline__ void store_out(float added, Range of, int token) const {
+    float sum = 0;
+#pragma unroll
+    for (int from = 0; from < kWarps; ++from) sum += partial[(from * 8 + warp) * kSumPitch + lane];
+    sum *= scale_of(token);
+    float value = sum + added;
+    if (kGated) value = silu(sum) * shuffle_down(sum, 16);
+    if (lane >= of.count || token >= a.tokens) return;
+    const int64_t at = out_at(token, of.begin + lane);
+    if (kFloat) {
+      static_cast<float*>(a.out)[at] = value;
+    } else {
+      static_cast<uint16_t*>(a.out)[at] = narrow(value);
+    }
+  }
+};
+
+}  // namespace blink::skinny
+
+// Kernels by name: skinny_<kind>_<tokens at most>x<pieces of a tile>.
+#define BLINK_SKINNY(name, kind, is_float, token_tiles, pieces, blocks)                                            \
+  extern "C" __global__ void __launch_bounds__(blink::skinny::kThreads, blocks)                                    \
+      name(const uint16_t* x, const uint16_t* weight, const uint16_t* norm, const uint16_t* bias, void* out,       \
+           const int32_t* index, int index_stride, int x_rows, int tokens, int columns, int units, float epsilon,  \
+           int piece_units, int w_stages, int x_stages, int early) {                                               \
+    extern __shared__ __align__(128) unsigned char shared[];                                                       \
+    const blink::skinny::Arguments arguments{x,        weight, norm,    bias,  out,     index,       index_stride, \
+                                             x_rows,   tokens, columns, units, epsilon, piece_units, w_stages,     \
+                                             x_stages, early};                                                     \
+    blink::skinny::Kernel<blink::skinny::Kind::kind, is_float, token_tiles, pieces>(arguments, shared).run();      \
+  }
+
+#define BLINK_SKINNY_KINDS(token_tiles, tokens, pieces, blocks)                                       \
+  BLINK_SKINNY(skinny_project_##tokens##x##pieces, kProject, false, token_tiles, pieces, blocks)      \
+  BLINK_SKINNY(skinny_project_float_##tokens##x##pieces, kProject, true, token_tiles, pieces, blocks) \
+  BLINK_SKINNY(skinny_residual_##tokens##x##pieces, kResidual, false, token_tiles, pieces, blocks)    \
+  BLINK_SKINNY(skinny_gated_##tokens##x##pieces, kGated, false, token_tiles, pieces, blocks)
+
+BLINK_SKINNY_KINDS(1, 8, 1, 2)
+BLINK_SKINNY_KINDS(1, 8, 2, 2)
+BLINK_SKINNY_KINDS(1, 8, 4, 2)
+BLINK_SKINNY_KINDS(2, 16, 1, 2)
+BLINK_SKINNY_KINDS(2, 16, 2, 2)
+BLINK_SKINNY_KINDS(2, 16, 4, 2)
+BLINK_SKINNY_KINDS(4, 32, 1, 2)
+BLINK_SKINNY_KINDS(4, 32, 2, 2)
+BLINK_SKINNY_KINDS(8, 64, 1, 1)

@@ -132,8 +132,8 @@ class HandPlanner:
             "decode_span": span,
             "chunk_tiles": len(chunk_tiles),
         }
-        for name, count in counts.items():
-            header[name] = count
+        for name, number in counts.items():
+            header[name] = number
         return Plan(
             header=header[()],
             token_ids=arrays[0],

@@ -39,7 +39,8 @@ class SkinnyProjections:
 
     def gated(self, hidden: torch.Tensor, layer: GpuLayer) -> torch.Tensor:
         """See Projections."""
-        return self._kernels.project_gated(hidden, Weighted(layer.mlp_norm, self._epsilon), layer.gate_up.weight)
+        norm = Weighted(layer.mlp_norm, self._epsilon)
+        return self._kernels.project_gated(hidden, norm, layer.gate_up.weight, layer.gate_up.bias)
 
     def down(self, gated: torch.Tensor, residual: torch.Tensor, layer: GpuLayer) -> None:
         """See Projections."""

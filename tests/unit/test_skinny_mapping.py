@@ -73,7 +73,7 @@ class Run:
         rows_of_weight = problem.units * (2 if kind == "gated" else 1)
         self.weight = normal(rows_of_weight, problem.columns, scale=problem.columns**-0.5)
         self.norm = Weighted(normal(problem.columns, scale=0.3) + 1, 1e-5)
-        self.bias = normal(problem.units) if problem.biased else None
+        self.bias = normal(rows_of_weight) if problem.biased else None
         self.inputs = normal(tokens + 5 * problem.indexed, problem.columns, scale=2.0) if inputs is None else inputs
         self.rows = torch.randperm(len(self.inputs), generator=generator)[:tokens] if problem.indexed else None
         self.residual = normal(tokens, problem.units)
@@ -117,7 +117,7 @@ class Run:
     def expected(self, kind: str) -> torch.Tensor:
         inputs = self.inputs if self.rows is None else self.inputs[self.rows]
         if kind == "gated":
-            return reference_gated(inputs, self.weight, self.norm)
+            return reference_gated(inputs, self.weight, self.bias, self.norm)
         if kind == "residual":
             return self.residual.double() + reference_project(inputs, self.weight, self.bias, None)
         return reference_project(inputs, self.weight, self.bias, self.norm)
@@ -137,7 +137,7 @@ PROBLEMS = [
     Problem("residual", 20, 800, 200),
     Problem("residual", 64, 64, 17),
     Problem("gated", 2, 576, 50),
-    Problem("gated", 9, 288, 170),
+    Problem("gated", 9, 288, 170, biased=True),
     Problem("gated", 30, 272, 80),
     Problem("gated", 64, 272, 31),
     Problem("gated", 1, 16, 1, blocks=132),
@@ -163,7 +163,7 @@ def test_random_problems(emulated: ctypes.CDLL) -> None:
             tokens=chooser.randint(1, 24),
             columns=16 * chooser.randint(1, 50),
             units=chooser.randint(1, 260),
-            biased=kind != "gated" and chooser.random() < 0.5,
+            biased=chooser.random() < 0.5,
             indexed=indexed,
             early=chooser.randint(0, 6),
             blocks=chooser.randint(1, 4),

@@ -2,7 +2,7 @@
 //
 //   project   out[m, n]  = rmsnorm(x[m, :]) · W[n, :] + bias[n]                 q, k and v; the head (float32 out)
 //   residual  out[m, n] += x[m, :] · W[n, :] + bias[n]                          attention's output; the MLP's output
-//   gated     out[m, f]  = silu(rmsnorm(x[m, :]) · W[f, :]) * (rmsnorm(x[m, :]) · W[F + f, :])
+//   gated     out[m, f]  = silu(rmsnorm(x[m, :]) · W[f, :] + bias[f]) * (rmsnorm(x[m, :]) · W[F + f, :] + bias[F + f])
 //
 // How. Every block owns a range of output columns ("units": rows of W, or pairs of rows where gated), equal to within
 // one, so no multiprocessor has a longer way. One warp has the copy engine bring W through a ring in shared memory, in
@@ -54,7 +54,7 @@ struct Arguments {
   const uint16_t* x;       // [x_rows, columns]
   const uint16_t* weight;  // [units, columns], gated [2 * units, columns]
   const uint16_t* norm;    // [columns]; not read by kResidual
-  const uint16_t* bias;    // [units] or null
+  const uint16_t* bias;    // [rows of weight] or null
   void* out;               // [tokens, units]
   const int32_t* index;    // token m is row index[m * index_stride] of x
   int index_stride, x_rows, tokens, columns, units;
@@ -315,18 +315,21 @@ struct Kernel {
 
   // --- the end of a tile: thread t of 256 has row t % 32 of the piece and token t / 32 of the token tile -------------
 
+  // Bias and residual, asked for long before they are added. Gated: lanes from 16 on have rows of the other half.
   __device__ __forceinline__ void load_added(float (&added)[kPieces][kTokenTiles], Range in_tile) const {
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
       const Range of = part_of(in_tile, piece, kPieces);
-      const bool inside = !kGated && lane < of.count;
-      const float bias = inside && a.bias != nullptr ? wide(a.bias[of.begin + lane]) : 0.0f;
+      const int unit = kGated ? lane % 16 : lane;
+      const bool inside = unit < of.count;
+      const int row = of.begin + unit + (kGated && lane >= 16 ? a.units : 0);
+      const float bias = inside && a.bias != nullptr ? wide(a.bias[row]) : 0.0f;
 #pragma unroll
       for (int tile = 0; tile < kTokenTiles; ++tile) {
         const int token = tile * 8 + warp;
         added[piece][tile] = bias;
         if (kKind == Kind::kResidual && inside && token < a.tokens) {
-          added[piece][tile] += wide(static_cast<const uint16_t*>(a.out)[out_at(token, of.begin + lane)]);
+          added[piece][tile] += wide(static_cast<const uint16_t*>(a.out)[out_at(token, row)]);
         }
       }
     }
@@ -386,9 +389,8 @@ struct Kernel {
     float sum = 0;
 #pragma unroll
     for (int from = 0; from < kWarps; ++from) sum += partial[(from * 8 + warp) * kSumPitch + lane];
-    sum *= scale_of(token);
-    float value = sum + added;
-    if (kGated) value = silu(sum) * shuffle_down(sum, 16);
+    sum = sum * scale_of(token) + added;
+    const float value = kGated ? silu(sum) * shuffle_down(sum, 16) : sum;
     if (lane >= of.count || token >= a.tokens) return;
     const int64_t at = out_at(token, of.begin + lane);
     if (kFloat) {

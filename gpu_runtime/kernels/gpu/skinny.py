@@ -66,6 +66,7 @@ def supports(tokens: int, columns: int, units: int, dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and 0 < tokens <= MAX_TOKENS and columns > 0 and columns % 16 == 0 and units > 0
 
 
+@cache
 def schedule(kind: str, tokens: int, columns: int, units: int, blocks: int, early: int = 2) -> Schedule:
     """The kernel and its cut for a problem, on a device with so many multiprocessors.
 
@@ -129,10 +130,15 @@ class SkinnyKernels:
         """Adds inputs [tokens, columns] · weight [units, columns]ᵀ + bias to residual [tokens, units], in place."""
         self._launch("residual", inputs, weight, residual, bias=bias)
 
-    def project_gated(self, inputs: torch.Tensor, norm: Weighted, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) · up of the normed inputs, gate_up being [2 · units, columns], gate first → [tokens, units]."""
+    def project_gated(
+        self, inputs: torch.Tensor, norm: Weighted, gate_up: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """silu(gate) · up of the normed inputs → [tokens, units]; gate_up [2 · units, columns], bias [2 · units].
+
+        Rows of the gate come before those of the other half.
+        """
         out = torch.empty(len(inputs), len(gate_up) // 2, dtype=torch.bfloat16, device=inputs.device)
-        self._launch("gated", inputs, gate_up, out, norm=norm)
+        self._launch("gated", inputs, gate_up, out, norm=norm, bias=bias)
         return out
 
     def _launch(
@@ -197,7 +203,7 @@ def _check(
     if norm is not None:
         _check_array("norm", norm.weight, (columns,))
     if bias is not None:
-        _check_array("bias", bias, (units,))
+        _check_array("bias", bias, (len(weight),))
     if not out.is_contiguous() or (rows is not None and rows.dtype != torch.int32):
         raise ValueError("a result is contiguous, and rows are int32")
 
@@ -222,7 +228,9 @@ def reference_project(
     return product if bias is None else product + bias.double()
 
 
-def reference_gated(inputs: torch.Tensor, gate_up: torch.Tensor, norm: Weighted) -> torch.Tensor:
+def reference_gated(
+    inputs: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | None, norm: Weighted
+) -> torch.Tensor:
     """Plain torch, in float64."""
-    gate, up = reference_project(inputs, gate_up, None, norm).chunk(2, dim=1)
+    gate, up = reference_project(inputs, gate_up, bias, norm).chunk(2, dim=1)
     return torch.nn.functional.silu(gate) * up

@@ -1,5 +1,5 @@
-// One thread block of a GPU on a host thread, for kernels whose hardware instructions are functions: every GPU thread is
-// a fiber, resumed in random order. Bulk copies land late and in random order; their target is poisoned when they
+// One thread block of a GPU on a host thread, for kernels whose hardware instructions are functions: every GPU thread
+// is a fiber, resumed in random order. Bulk copies land late and in random order; their target is poisoned when they
 // start, so that a reader that was not waited for sees it. What the kernel in front computes appears late as well.
 #pragma once
 

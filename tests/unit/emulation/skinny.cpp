@@ -71,8 +71,8 @@ void run_block(int threads, int shared_bytes, uint32_t seed, const std::function
 }  // namespace emulation
 
 using Pointer = void*;
-using SkinnyKernel = void(const uint16_t*, const uint16_t*, const uint16_t*, const uint16_t*, void*, const int32_t*, int,
-                          int, int, int, int, float, int, int, int, int);
+using SkinnyKernel = void(const uint16_t*, const uint16_t*, const uint16_t*, const uint16_t*, void*, const int32_t*,
+                          int, int, int, int, int, float, int, int, int, int);
 
 struct LateArray {
   void* target;

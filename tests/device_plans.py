@@ -154,13 +154,22 @@ class DeviceDriver(HandPlanner):
         super().__init__(sizes)
         device = weights.embedding.device
         self.device_plan = empty_plan(sizes, device)
-        cache = KVCache(config, self.blocks, BLOCK_TOKENS, weights.dtype, device)
+        self._cache = KVCache(config, self.blocks, BLOCK_TOKENS, weights.dtype, device)
         window = sizes.columns * BLOCK_TOKENS
-        self.model = GpuLlama(config, weights, cache, window, self.device_plan, sizes.max_running)
+        self.model = GpuLlama(config, weights, self._cache, window, self.device_plan, sizes.max_running)
+
+    def fill_cache(self) -> None:
+        """Random keys and values, for measurements that begin with a context."""
+        for tensor in (*self._cache.keys, *self._cache.values):
+            tensor.normal_()
+
+    def put(self, pieces: dict[int, list[int]], bucket: int) -> None:
+        """Writes the plan alone."""
+        copy_plan(self.plan(pieces, bucket), self.device_plan)
 
     def step(self, pieces: dict[int, list[int]], bucket: int) -> torch.Tensor:
         """Logits of each piece's last token, and after them what the bucket's other rows gave."""
-        copy_plan(self.plan(pieces, bucket), self.device_plan)
+        self.put(pieces, bucket)
         return self.model.forward(bucket, decode_only=all(len(tokens) == 1 for tokens in pieces.values()))
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from gpu_runtime.model.gpu_weights import load_weights, random_weights
 from gpu_runtime.model.source import open_folder
-from tests.device_plans import DeviceDriver, Known, PlanSizes, ScheduledDriver, copy_plan
+from tests.device_plans import DeviceDriver, Known, PlanSizes, ScheduledDriver
 from tests.random_models import random_model, take_weights, whole_logits
 
 pytestmark = pytest.mark.gpu
@@ -121,7 +121,7 @@ def test_a_captured_step_follows_the_plan(decode_only: bool) -> None:
         captured = replayed.model.forward(bucket, decode_only)
     for _ in range(3):
         pieces = {slot: random_tokens(1 if decode_only or slot < 2 else 30) for slot in range(3)}
-        copy_plan(replayed.plan(pieces, bucket), replayed.device_plan)
+        replayed.put(pieces, bucket)
         graph.replay()
         assert torch.equal(captured[:3], eager.step(pieces, bucket)[:3])
 

@@ -109,7 +109,7 @@ def build(case: Case, device: str = "cpu", seed: int = 0) -> Step:
     """Random tensors; NaN wherever a kernel has nothing to read."""
     torch.manual_seed(seed)
     generator = np.random.default_rng(seed)
-    table, blocks = _block_table(case, generator)
+    table, blocks = block_table(case, generator)
     shape = case.shape
     width = (shape.query_heads + 2 * shape.kv_heads) * shape.head_dim
     fused = torch.full((case.tokens + case.padding, width), math.nan)
@@ -118,10 +118,10 @@ def build(case: Case, device: str = "cpu", seed: int = 0) -> Step:
     )
     keys, values = (_cache(case, table, blocks) for _ in range(2))
     to = {"device": device, "dtype": case.dtype}
-    return Step(case, _plan(case, table, device), fused.to(**to), keys.to(**to), values.to(**to))
+    return Step(case, plan(case, table, device), fused.to(**to), keys.to(**to), values.to(**to))
 
 
-def _block_table(case: Case, generator: np.random.Generator) -> tuple[np.ndarray, int]:
+def block_table(case: Case, generator: np.random.Generator) -> tuple[np.ndarray, int]:
     """Scattered blocks for each work, in its slot's row; scratch elsewhere."""
     needs = [-(-context // BLOCK) for _, context in case.works()]
     blocks = 1 + sum(needs) + 2
@@ -147,7 +147,8 @@ def _cache(case: Case, table: np.ndarray, blocks: int) -> torch.Tensor:
     return cache
 
 
-def _plan(case: Case, table: np.ndarray, device: str) -> DevicePlan:
+def plan(case: Case, table: np.ndarray, device: str) -> DevicePlan:
+    """What the scheduler would leave in memory for the case, in lists longer than it needs."""
     works = np.zeros(len(case.works()) + 1, dtype=layout.Work)
     start = 0
     for index, (count, context) in enumerate(case.works()):

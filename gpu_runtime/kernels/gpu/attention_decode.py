@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from gpu_runtime.kernels.attention import Shape
 from gpu_runtime.model.device_plan import DevicePlan, decode_tiles_max
@@ -72,7 +73,7 @@ class DecodeScratch:
 def decode_config(head_dim: int, dtype: torch.dtype) -> DecodeConfig:
     """The configuration in use."""
     if dtype == torch.float32:
-        return DecodeConfig(positions=32, warps=4, stages=2)
+        return DecodeConfig(positions=32 if head_dim <= 128 else 16, warps=8, stages=2)
     if head_dim > 128:
         return DecodeConfig(positions=64, warps=4, stages=2)
     return DecodeConfig(positions=64, warps=4, stages=3)
@@ -109,13 +110,15 @@ def decode_attention(
     scratch: DecodeScratch,
     out: torch.Tensor,
     config: DecodeConfig | None = None,
+    programmatic: bool = False,
 ) -> None:
     """Attention of the step's decode tokens; writes their rows of `out` and no other.
 
     queries [tokens, query_heads * head_dim], already rotated; rows may be any multiple of 16 elements apart. keys and
     values [blocks, kv_heads, block_tokens, head_dim] hold the step's own tokens already. out like queries, contiguous;
     all of one dtype, bfloat16 or float32. `works_max` bounds the step's decode works and fixes the grid. Allocates
-    nothing, so that it may be captured. Raises ValueError for shapes it does not know.
+    nothing, so that it may be captured. `programmatic`: starts beside the kernel before it (programmatic dependent
+    launch), whose results it awaits, and lets the one after it start. Raises ValueError for shapes it does not know.
     """
     check_arguments(queries, keys, values, shape, out)
     tiles = decode_tiles_max(works_max)
@@ -148,9 +151,11 @@ def decode_attention(
         COLUMNS=columns,
         BLOCK_TOKENS=shape.block_tokens,
         POSITIONS=config.positions,
-        JOINED=max(1, _JOINED_FLOATS // (packed * columns)),
+        JOINED=min(8, max(1, _JOINED_FLOATS // (packed * columns))),
+        PROGRAMMATIC=programmatic,
         num_warps=config.warps,
         num_stages=config.stages,
+        launch_pdl=programmatic,
     )
 
 
@@ -162,7 +167,8 @@ def cache_rows(
     return blocks.to(tl.int64) * BLOCK_STRIDE + (positions % TOKENS) * HEAD_DIM
 
 
-@triton.jit
+# A table's width differs between models only; without the hint one build serves them all.
+@triton.jit(do_not_specialize=["table_stride"])
 def _decode_kernel(
     queries: tl.tensor,
     keys: tl.tensor,
@@ -187,7 +193,10 @@ def _decode_kernel(
     BLOCK_TOKENS: tl.constexpr,
     POSITIONS: tl.constexpr,
     JOINED: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ) -> None:
+    if PROGRAMMATIC:
+        gdc_launch_dependents()
     kv_head = tl.program_id(0)
     index = tl.program_id(1)
     tile = tiles + index * TILE_WORDS
@@ -205,11 +214,18 @@ def _decode_kernel(
     end = tl.minimum(first + span, tl.load(work + WORK_CONTEXT))
     table = block_table + tl.load(work + WORK_SLOT).to(tl.int64) * table_stride
 
+    # Positions past the end stand for the last one: every row that is read was written, so none can hold a NaN that
+    # would survive a weight of zero.
+    offsets = tl.arange(0, POSITIONS)
+    blocks = tl.load(table + tl.minimum(first + offsets, end - 1) // BLOCK_TOKENS)
+    if PROGRAMMATIC:
+        gdc_wait()  # all before this line is the scheduler's, which wrote it before the step began
+
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, COLUMNS)
     used_dims = dims[None, :] < HEAD_DIM
-    head_offset = kv_head * GROUP * HEAD_DIM
     used_rows = (rows[:, None] < GROUP) & used_dims
+    head_offset = kv_head * GROUP * HEAD_DIM
     query_rows = rows[:, None] * HEAD_DIM + dims[None, :]
     query = tl.load(queries + token.to(tl.int64) * query_stride + head_offset + query_rows, used_rows, other=0.0)
 
@@ -219,10 +235,6 @@ def _decode_kernel(
     BLOCK_STRIDE: tl.constexpr = KV_HEADS * BLOCK_TOKENS * HEAD_DIM
     keys += kv_head * BLOCK_TOKENS * HEAD_DIM
     values += kv_head * BLOCK_TOKENS * HEAD_DIM
-    offsets = tl.arange(0, POSITIONS)
-    # Positions past the end stand for the last one: every row that is read was written, so none can hold a NaN that
-    # would survive a weight of zero.
-    blocks = tl.load(table + tl.minimum(first + offsets, end - 1) // BLOCK_TOKENS)
     for start in tl.range(first, end, POSITIONS):
         positions = tl.minimum(start + offsets, end - 1)
         cache = cache_rows(blocks, positions, BLOCK_STRIDE, BLOCK_TOKENS, HEAD_DIM)[:, None] + dims[None, :]
@@ -269,27 +281,34 @@ def _join(
     COLUMNS: tl.constexpr,
     JOINED: tl.constexpr,
 ) -> None:
-    """Weighs the outputs of `count` tiles from `base` by their sums and stores the whole."""
+    """Weighs the outputs of `count` tiles from `base` by their sums and stores the whole.
+
+    Each thread keeps its own cells of all tiles, so that nothing is summed across threads. The loads of a round do not
+    depend on each other. They pass by the first-level cache, which may hold what an earlier kernel left there.
+    """
     dims = tl.arange(0, COLUMNS)
-    used_dims = dims < HEAD_DIM
     # A row past the group stands for its last head, so that it needs no mask until it is stored.
-    heads = tl.minimum(tl.arange(0, PACKED), GROUP - 1)
+    heads = kv_head * GROUP + tl.minimum(tl.arange(0, PACKED), GROUP - 1)
     peak = tl.full([PACKED], float("-inf"), tl.float32)
     total = tl.zeros([PACKED], tl.float32)
     acc = tl.zeros([PACKED, COLUMNS], tl.float32)
     for start in tl.range(0, count, JOINED):
-        joined = start + tl.arange(0, JOINED)
-        rows = ((base + joined).to(tl.int64)[:, None] * KV_HEADS + kv_head) * GROUP + heads[None, :]
-        log = tl.load(logs + rows, (joined < count)[:, None], other=float("-inf"), cache_modifier=".cg")
-        used = (joined < count)[:, None, None] & used_dims[None, None, :]
-        cells = rows[:, :, None] * HEAD_DIM + dims[None, None, :]
-        part = tl.load(outputs + cells, used, other=0.0, cache_modifier=".cg")
-        new_peak = tl.maximum(peak, tl.max(log, 0))
-        weights = tl.exp2(log - new_peak[None, :])
+        new_peak = peak
+        for tile in tl.static_range(JOINED):
+            rows = (base + tl.minimum(start + tile, count - 1)) * (KV_HEADS * GROUP) + heads
+            new_peak = tl.maximum(new_peak, tl.load(logs + rows, cache_modifier=".cg"))
         keep = tl.exp2(peak - new_peak)
-        total = total * keep + tl.sum(weights, 0)
-        acc = acc * keep[:, None] + tl.sum(part * weights[:, :, None], 0)
+        total *= keep
+        acc *= keep[:, None]
+        for tile in tl.static_range(JOINED):
+            rows = (base + tl.minimum(start + tile, count - 1)) * (KV_HEADS * GROUP) + heads
+            log = tl.load(logs + rows, cache_modifier=".cg")
+            weight = tl.where(start + tile < count, tl.exp2(log - new_peak), 0.0)
+            cells = rows.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
+            part = tl.load(outputs + cells, dims[None, :] < HEAD_DIM, other=0.0, cache_modifier=".cg")
+            total += weight
+            acc += part * weight[:, None]
         peak = new_peak
-    stored = (tl.arange(0, PACKED)[:, None] < GROUP) & used_dims[None, :]
-    cells = tl.arange(0, PACKED)[:, None] * HEAD_DIM + dims[None, :]
-    tl.store(out + cells, (acc / total[:, None]).to(out.dtype.element_ty), stored)
+    rows = tl.arange(0, PACKED)[:, None]
+    stored = (rows < GROUP) & (dims[None, :] < HEAD_DIM)
+    tl.store(out + rows * HEAD_DIM + dims[None, :], (acc / total[:, None]).to(out.dtype.element_ty), stored)

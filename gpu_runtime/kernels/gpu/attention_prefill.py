@@ -48,12 +48,11 @@ class ChunkConfig:
 def chunk_config(head_dim: int, dtype: torch.dtype) -> ChunkConfig:
     """The configuration in use."""
     if dtype == torch.float32:
-        return ChunkConfig(rows=32, positions=32, warps=4, stages=2)
+        rows, positions = (32, 32) if head_dim <= 64 else (32, 16) if head_dim <= 128 else (16, 16)
+        return ChunkConfig(rows, positions, warps=8, stages=2)
     if head_dim > 128:
         return ChunkConfig(rows=128, positions=64, warps=8, stages=2)
-    if head_dim > 64:
-        return ChunkConfig(rows=128, positions=128, warps=8, stages=3)
-    return ChunkConfig(rows=128, positions=128, warps=4, stages=3)
+    return ChunkConfig(rows=128, positions=128, warps=8, stages=3)
 
 
 def chunk_attention(
@@ -103,7 +102,7 @@ def chunk_attention(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _chunk_kernel(
     queries: tl.tensor,
     keys: tl.tensor,

@@ -1,0 +1,1 @@
+"""Measurements on a GPU: `python -m tests.bench.gpu`, or `make bench-gpu`."""

@@ -1,0 +1,263 @@
+"""The chain in this process, over the arena: right tokens alone and in a crowd, ends of all kinds, hostile records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from blink_proto.arena import DeviceState, Finish, RecordKind
+from gpu_runtime.scheduler import layout
+from tests.bench.gpu.chains import LocalChain, local_chain
+from tests.bench.gpu.front import Front
+from tests.gpu import reference
+from tests.gpu.hostile import Hostile
+from tests.gpu.small import VOCABULARY, save_small
+from tests.shapes import token_prompt
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(150)]
+CROWD = 256
+SIZES = {
+    "kv_tokens": 65536,
+    "max_running": 256,
+    "max_sequences": 512,
+    "token_budget": 512,
+    "lease_timeout_seconds": 2.0,
+}
+
+
+@pytest.fixture(scope="module")
+def exact(device: str, small_model: Path) -> Iterator[LocalChain]:
+    """The small model in float32."""
+    with local_chain(small_model, device, dtype="float32", **SIZES) as started:
+        yield started
+
+
+@pytest.fixture
+def front(exact: LocalChain) -> Iterator[Front]:
+    """A front end on a channel; given back in the end."""
+    made = exact.front()
+    yield made
+    made.give_back()
+    made.wait(lambda: not int(made.words()["live"]), 10, "the lease did not end")
+
+
+def prompts(count: int, vocab_size: int = VOCABULARY) -> list[list[int]]:
+    """Of many lengths: 1 to 96 tokens."""
+    return [token_prompt(1 + 7 * index % 96, vocab_size, index) for index in range(count)]
+
+
+def alone(front: Front, texts: list[list[int]], count: int) -> list[list[int]]:
+    """Greedy answers, one sequence at a time."""
+    answers = []
+    for text in texts:
+        front.run([made := front.submit(text, count)])
+        answers.append(made.tokens)
+    return answers
+
+
+def together(front: Front, texts: list[list[int]], count: int) -> list[list[int]]:
+    """Greedy answers, all at once."""
+    made = [front.submit(text, count) for text in texts]
+    front.run(made)
+    return [one.tokens for one in made]
+
+
+def test_crowd_equals_alone(front: Front) -> None:
+    """256 sequences at once get, in float32, exactly the tokens that each of them gets alone."""
+    texts = prompts(CROWD)
+    crowd = together(front, texts, 24)
+    assert {len(tokens) for tokens in crowd} == {24}
+    assert crowd == alone(front, texts, 24)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("Llama", {"head_dim": 128, "num_key_value_heads": 1}),
+        ("Llama", {"head_dim": 256, "attention_bias": True, "mlp_bias": True}),
+        ("Mistral", {"head_dim": 80, "num_key_value_heads": 4}),
+        ("Qwen2", {"tie_word_embeddings": True}),
+        ("Qwen3", {"head_dim": 96}),
+    ],
+)
+def test_tokens_of_transformers(device: str, tmp_path: Path, family: str, changes: dict[str, int]) -> None:
+    """Greedy tokens in float32 are those of transformers on the CPU, for every family."""
+    folder, texts = save_small(tmp_path, family, **changes), prompts(12)
+    with local_chain(folder, device, dtype="float32", kv_tokens=4096, max_running=16, token_budget=64) as chain:
+        answers = together(chain.front(), texts, 20)
+    model = reference.load(folder)
+    assert answers == [reference.greedy(model, text, 20) for text in texts]
+
+
+def test_bfloat16_differs_at_near_ties_only(device: str, small_model: Path) -> None:
+    """In bfloat16 each token, given those before it, is the best one or as good as the best within rounding.
+
+    The reference computes in float32 with the same rounded weights. "Within rounding": below the best by at most four
+    times the largest error that transformers' own bfloat16 run makes in a logit (two logits, each with a safety of
+    two). Nine tenths of the tokens must be the very best one. Crowd and alone are both held to that.
+    """
+    if device == "cpu":
+        pytest.skip("the soft GPU computes in float32")
+    texts = prompts(64)
+    with local_chain(small_model, device, dtype="bfloat16", **SIZES) as chain:
+        front = chain.front()
+        runs = [together(front, texts, 24), alone(front, texts, 24)]
+    model = reference.Rounded.load(small_model)
+    whole = [[*text, *answer] for text, answer in zip(texts, runs[0], strict=True)]
+    tolerance = 4 * model.error(whole[:16])
+    for answers in runs:
+        pairs = zip(texts, answers, strict=True)
+        shortfalls = torch.cat([model.shortfalls(text, answer) for text, answer in pairs])
+        assert float(shortfalls.max()) <= tolerance
+        assert float((shortfalls == 0).float().mean()) >= 0.9
+
+
+def test_smollm2_in_float32(device: str, real_model: Path) -> None:
+    """SmolLM2-135M: greedy tokens are those of transformers on the CPU, in company."""
+    texts = prompts(8, 49152)
+    with local_chain(real_model, device, dtype="float32", kv_tokens=8192, max_running=16, token_budget=256) as chain:
+        answers = together(chain.front(), texts, 16)
+    model = reference.load(real_model)
+    assert answers == [reference.greedy(model, text, 16) for text in texts]
+
+
+def test_long_prompts_in_chunks(front: Front) -> None:
+    """Prompts longer than a step's budget, beside decodes: the same tokens as without company."""
+    texts = [token_prompt(400 - index, VOCABULARY, index) for index in range(8)]
+    crowd = together(front, texts + prompts(16), 16)
+    assert crowd == alone(front, texts + prompts(16), 16)
+
+
+def test_sampling_repeats_by_its_seed(front: Front) -> None:
+    """A seeded draw is the same alone and in a crowd, and another seed draws something else."""
+    text = prompts(40)[39]
+    drawn = [front.submit(text, 24, temperature=1.0, top_p=0.9, top_k=40, seed=seed) for seed in (1, 1, 2, 3)]
+    front.run(drawn + [front.submit(one, 24) for one in prompts(32)])
+    front.run([single := front.submit(text, 24, temperature=1.0, top_p=0.9, top_k=40, seed=1)])
+    assert drawn[0].tokens == drawn[1].tokens == single.tokens
+    assert len({tuple(one.tokens) for one in drawn}) == 3
+
+
+def test_cancels(front: Front) -> None:
+    """Cancelled sequences end at once, the others with their own tokens; afterwards all blocks are free."""
+    texts = prompts(64)
+    made = [front.submit(text, 900) for text in texts]
+    front.wait(lambda: all(one.tokens for one in made[:32]), 30, "no tokens", poll=True)
+    for one in made[::2]:
+        front.cancel(one)
+    front.run(made)
+    assert {one.finish for one in made[1::2]} == {Finish.LENGTH}
+    assert {one.finish for one in made[::2]} <= {Finish.CANCELLED, Finish.LENGTH}
+    assert Finish.CANCELLED in {one.finish for one in made[::2]}
+    front.run([again := front.submit(texts[1], 900)])
+    assert again.tokens == made[1].tokens
+    wait_until_empty(front)
+
+
+def test_a_front_end_that_falls_silent(exact: LocalChain, front: Front) -> None:
+    """Its lease ends, its sequences are gone, and the next lease of the channel begins with a clean log."""
+    silent = exact.front(channel=1)
+    for text in prompts(32):
+        silent.submit(text, 900)
+    other = front.submit(prompts(3)[2], 20)
+    front.run([other])
+    front.wait(lambda: not int(silent.words()["live"]), 15, "the silent lease goes on", poll=True)
+    wait_until_empty(front)
+    next_one = exact.front(channel=1)
+    assert next_one.lease == silent.lease + 1
+    next_one.run([same := next_one.submit(prompts(3)[2], 20)])
+    assert same.tokens == other.tokens
+    assert next_one.unknown == 0
+    next_one.give_back()
+
+
+def test_a_log_that_nobody_reads(device: str, small_model: Path) -> None:
+    """A full log holds its own channel up and no other, and loses nothing."""
+    sizes = {**SIZES, "log_slots": 256, "lease_timeout_seconds": 30.0}
+    with local_chain(small_model, device, dtype="float32", **sizes) as chain:
+        lazy, busy = chain.front(0), chain.front(1)
+        texts = prompts(32)
+        held = [lazy.submit(text, 64) for text in texts]
+        answers = together(busy, texts, 64)
+        written = int(lazy.words()["log_written"])
+        assert written - lazy.log_position <= 256
+        lazy.run(held)
+        assert [one.tokens for one in held] == answers
+
+
+def test_drain_and_resume(exact: LocalChain, front: Front) -> None:
+    """Draining finishes what runs and takes nothing; afterwards submissions that waited are taken."""
+    running = [front.submit(text, 900) for text in prompts(16)]
+    front.wait(lambda: all(one.tokens for one in running), 30, "no tokens", poll=True)
+    exact.chain.command(layout.Command.DRAIN)
+    front.wait(lambda: front.telemetry()["state"] == DeviceState.DRAINING, 10, "it does not drain", poll=True)
+    late = front.submit(prompts(5)[4], 8)
+    front.run(running)
+    assert {len(one.tokens) for one in running} == {900}
+    time.sleep(0.2)
+    front.poll()
+    assert not late.tokens
+    exact.chain.command(layout.Command.RUN)
+    front.run([late])
+    assert len(late.tokens) == 8
+
+
+def test_stop_and_restart(device: str, small_model: Path) -> None:
+    """A stopped chain ends in order with sequences running; the next one gives the same answers."""
+    texts, answers = prompts(8), []
+    for _ in range(2):
+        with local_chain(small_model, device, dtype="float32", **SIZES) as chain:
+            front = chain.front()
+            answers.append(together(front, texts, 12))
+            for text in texts:
+                front.submit(text, 900)
+            chain.chain.command(layout.Command.STOP)
+            front.wait(chain.chain.ended, 10, "the chain goes on")
+            assert front.telemetry()["state"] == DeviceState.STOPPED
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_hostile_front_end(exact: LocalChain, front: Front, seed: int) -> None:
+    """Whatever one channel writes, the chain goes on and the other channel gets its tokens; every submission of the
+    hostile one is answered or cancelled, and nothing stays behind."""
+    texts = prompts(16)
+    expected = together(front, texts, 24)
+    hostile_front = exact.front(channel=2)
+    hostile = Hostile(hostile_front, VOCABULARY, seed)
+    for _ in range(10):
+        made = [front.submit(text, 24) for text in texts]
+        hostile.play(40)
+        front.run(made)
+        assert [one.tokens for one in made] == expected
+        assert not exact.chain.ended()
+    assert hostile.submitted > 100
+    taken = hostile_front.submit_position
+    hostile_front.wait(lambda: int(hostile_front.words()["submit_read"]) == taken, 20, "not all taken", poll=True)
+    assert int(hostile_front.words()["rejected"]) > 0
+    assert int(hostile_front.words()["protocol_errors"]) > 0
+    hostile_front.give_back()
+    wait_until_empty(front)
+
+
+def test_refusals_name_the_reason(front: Front) -> None:
+    """A submission that can never run is refused with its own code, in its place in the log."""
+    good, bad = front.submit([5, 6, 7], 4), front.submit([5, VOCABULARY, 7], 4)
+    too_long = front.submit([5] * 600, 600)
+    front.run([good, bad, too_long])
+    assert [one.kind for one in (good, bad, too_long)] == [RecordKind.TOKEN, RecordKind.REJECT, RecordKind.REJECT]
+    assert [one.error.name for one in (bad, too_long)] == ["BAD_TOKEN", "CONTEXT_LENGTH"]
+
+
+def wait_until_empty(front: Front) -> None:
+    """No sequence and no block is in use any more."""
+
+    def empty() -> bool:
+        page = front.telemetry()
+        return page["running"] + page["waiting"] + page["blocks_used"] == 0
+
+    front.wait(empty, 20, "sequences or blocks are left", poll=True)

@@ -50,6 +50,18 @@ __device__ void launch_next(const State& state, ChainBoard& board, const StepHea
   ++board.launched;
 }
 
+// Tells local front ends what the scheduler has published. The whole block.
+__device__ void push(const State& state, ChainBoard& board) {
+  if (board.host_outbound == 0) return;
+  const uint32_t warp = threadIdx.x / blink::kLanes;
+  const uint32_t warps = blockDim.x / blink::kLanes;
+  for (uint32_t c = warp; c < state.config.channels; c += warps) blink::push_records(state, board, c);
+  __threadfence_system();
+  __syncthreads();
+  if (threadIdx.x < state.config.channels) blink::push_words(state, board, threadIdx.x);
+  if (threadIdx.x < sizeof(blink::arena::Telemetry) / 8) blink::push_telemetry(state, board, threadIdx.x);
+}
+
 }  // namespace
 
 // First node of every graph, beside the layers: notes the time and, for an arena in host memory, tells the front ends
@@ -60,14 +72,7 @@ extern "C" __global__ void __launch_bounds__(256) blink_begin(const State* state
     StepStamp* stamp = stamp_of(*board, header.step);
     *stamp = StepStamp{header.step, now_ns(), 0, 0, header.tokens, header.decode_works, header.bucket, 0};
   }
-  if (board->host_outbound == 0) return;
-  const uint32_t warp = threadIdx.x / blink::kLanes;
-  const uint32_t warps = blockDim.x / blink::kLanes;
-  for (uint32_t c = warp; c < state->config.channels; c += warps) blink::push_records(*state, *board, c);
-  __threadfence_system();
-  __syncthreads();
-  if (threadIdx.x < state->config.channels) blink::push_words(*state, *board, threadIdx.x);
-  if (threadIdx.x < sizeof(blink::arena::Telemetry) / 8) blink::push_telemetry(*state, *board, threadIdx.x);
+  push(*state, *board);
 }
 
 // Beside the head of a step graph: takes over what front ends wrote into host memory. 256 threads.
@@ -106,17 +111,17 @@ extern "C" __global__ void __launch_bounds__(256) blink_tail(ColdArrays cold, Ch
     begin = now_ns();
     command = blink::load_acquire(&board->command);
   }
-  blink::HotState hot(cold, reinterpret_cast<uint8_t*>(shared));  // ends with a barrier
-  State& state = hot.state();
-  const uint64_t ended_step = state.header.tokens != 0 ? state.header.step : 0;
+  const StepHeader& header = cold.state->header;
+  const uint64_t ended_step = header.tokens != 0 ? header.step : 0;
   __syncthreads();
-  const auto launch = [&](const StepHeader& header) { launch_next(state, *board, header); };
-  blink::step(blink::BlockExec{&scratch}, state, begin, static_cast<Command>(command), launch);
-  hot.store();
+  const auto launch = [&](const StepHeader& next) { launch_next(*cold.state, *board, next); };
+  blink::device_step(blink::BlockExec{&scratch}, cold, reinterpret_cast<uint8_t*>(shared), begin,
+                     static_cast<Command>(command), launch);
+  if (header.stopped != 0) push(*cold.state, *board);  // no graph follows that would
   if (threadIdx.x != 0) return;
   board->command_seen = command;
-  if (ended_step != 0 || state.header.tokens != 0) board->idle_since_ns = begin;
-  if (state.header.stopped != 0) board->running = 0;
+  if (ended_step != 0 || header.tokens != 0) board->idle_since_ns = begin;
+  if (header.stopped != 0) board->running = 0;
   if (ended_step != 0) {
     StepStamp* stamp = stamp_of(*board, ended_step);
     stamp->tail_begin_ns = begin;

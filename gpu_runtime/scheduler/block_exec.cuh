@@ -21,13 +21,23 @@ struct BlockExec {
 
   template <class F>
   __device__ void each(uint32_t n, F f) const {
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) f(i);
     __syncthreads();
+  }
+
+  template <class P>
+  __device__ bool all(uint32_t n, P p) const {
+    bool holds = true;
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) holds = holds && p(i);
+    return __syncthreads_and(holds) != 0;
   }
 
   template <class Value, class Use>
   __device__ uint64_t scan(uint32_t n, Value value, Use use) const {
     uint64_t carry = 0;
+#pragma unroll 1
     for (uint32_t base = 0; base < n; base += blockDim.x) {
       const uint32_t i = base + threadIdx.x;
       const uint64_t own = i < n ? value(i) : 0;
@@ -46,7 +56,9 @@ struct BlockExec {
     each(keys, [&](uint32_t k) { counts[k] = 0; });
     const uint32_t warp = threadIdx.x / kWarp;
     const uint32_t lane = threadIdx.x % kWarp;
+#pragma unroll 1
     for (uint32_t base = 0; base < n; base += blockDim.x) {
+#pragma unroll 1
       for (uint32_t k = lane; k < keys; k += kWarp) scratch->warp_counts[warp][k] = 0;
       __syncwarp();
       const uint32_t i = base + threadIdx.x;
@@ -57,11 +69,14 @@ struct BlockExec {
       __syncthreads();
       if (own != kNone) {
         uint32_t rank = counts[own] + before;
+#pragma unroll 1
         for (uint32_t w = 0; w < warp; ++w) rank += scratch->warp_counts[w][own];
         use(i, rank);
       }
       __syncthreads();
+#pragma unroll 1
       for (uint32_t k = threadIdx.x; k < keys; k += blockDim.x) {
+#pragma unroll 1
         for (uint32_t w = 0; w < blockDim.x / kWarp; ++w) counts[k] += scratch->warp_counts[w][k];
       }
       __syncthreads();
@@ -76,10 +91,11 @@ struct BlockExec {
 
  private:
   // Inclusive sum over the block's threads; leaves the running sums of the warps in the scratch.
-  __device__ uint64_t inclusive_sum(uint64_t own) const {
+  __device__ __noinline__ uint64_t inclusive_sum(uint64_t own) const {
     const uint32_t lane = threadIdx.x % kWarp;
     const uint32_t warp = threadIdx.x / kWarp;
     uint64_t sum = own;
+#pragma unroll 1
     for (uint32_t delta = 1; delta < kWarp; delta *= 2) {
       const uint64_t other = __shfl_up_sync(0xFFFFFFFFu, sum, delta);
       if (lane >= delta) sum += other;
@@ -89,6 +105,7 @@ struct BlockExec {
     if (warp == 0) {
       const uint32_t warps = blockDim.x / kWarp;
       uint64_t total = lane < warps ? scratch->warp_sums[lane] : 0;
+#pragma unroll 1
       for (uint32_t delta = 1; delta < kWarp; delta *= 2) {
         const uint64_t other = __shfl_up_sync(0xFFFFFFFFu, total, delta);
         if (lane >= delta) total += other;

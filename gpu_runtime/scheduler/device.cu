@@ -26,9 +26,9 @@ constexpr uint32_t kThreads = 256;
 __global__ void __launch_bounds__(kThreads) step_kernel(blink::ColdArrays cold, uint64_t now_ns, uint32_t command) {
   __shared__ blink::BlockScratch scratch;
   extern __shared__ uint4 shared[];
-  blink::HotState hot(cold, reinterpret_cast<uint8_t*>(shared));
-  blink::step(blink::BlockExec{&scratch}, hot.state(), now_ns, static_cast<blink::layout::Command>(command));
-  hot.store();
+  const auto launch = [](const blink::layout::StepHeader&) {};
+  blink::device_step(blink::BlockExec{&scratch}, cold, reinterpret_cast<uint8_t*>(shared), now_ns,
+                     static_cast<blink::layout::Command>(command), launch);
 }
 
 bool ok(cudaError_t status) { return status == cudaSuccess; }

@@ -118,6 +118,7 @@ BLINK_FN void write_tiles(const Exec& exec, State& state) {
     state.header.decode_tiles = static_cast<uint32_t>(decode_tiles);
     state.header.decode_span = span;
     state.header.chunk_tiles = static_cast<uint32_t>(chunk_tiles);
+    state.decode_positions = positions;
   });
 }
 

@@ -24,6 +24,15 @@ struct HostExec {
     for (uint32_t i = 0; i < n; ++i) f(i);
   }
 
+  // Whether p(i) holds for every i below n.
+  template <class P>
+  bool all(uint32_t n, P p) const {
+    for (uint32_t i = 0; i < n; ++i) {
+      if (!p(i)) return false;
+    }
+    return true;
+  }
+
   // use(i, sum of value(j) for j < i) for every i below n; returns the sum over all. `value` must not depend on what
   // `use` writes.
   template <class Value, class Use>

@@ -3,6 +3,7 @@
 #pragma once
 #include "scheduler/block_exec.cuh"
 #include "scheduler/cold_arrays.h"
+#include "scheduler/step.h"
 
 namespace blink {
 
@@ -98,5 +99,16 @@ class HotState {
   uint32_t *order_next_cold_, *counts_cold_;
   uint32_t free_before_;
 };
+
+// A whole step. A steady one is too short to be worth a copy of the state.
+template <class Launch>
+__device__ void device_step(const BlockExec& exec, const ColdArrays& cold, uint8_t* shared, uint64_t now_ns,
+                            layout::Command command, Launch launch) {
+  if (steady_step(exec, *cold.state, now_ns, command, launch)) return;
+  HotState hot(cold, shared);
+  full_step(exec, hot.state(), now_ns, command, launch);
+  hot.store();
+  __syncthreads();
+}
 
 }  // namespace blink

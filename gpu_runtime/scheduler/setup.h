@@ -82,6 +82,8 @@ inline uint64_t carve(State& state, uint8_t* memory) {
   carver.take(state.free_slots, sequences);
   carver.take(state.free_blocks, config.blocks);
   carver.take(state.counts, config.channels);
+  carver.take(state.row_ranks, config.max_running);
+  carver.take(state.row_counts, config.channels);
   carver.take(state.works, config.max_running);
   carver.take(state.rows, config.max_running);
   carver.take(state.decode_tiles, max_decode_tiles(config.max_running));

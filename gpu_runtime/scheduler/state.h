@@ -91,6 +91,8 @@ struct alignas(16) State {
   uint32_t* free_blocks;  // stack
   uint32_t* history;      // [max_sequences][max_model_tokens] token ids
   uint32_t* counts;       // [channels] scratch
+  uint32_t* row_ranks;    // [max_running] place of each planned row among its channel's, for a steady step
+  uint32_t* row_counts;   // [channels] planned rows of each channel, for a steady step
   Cancel cancels[layout::MAX_CANCELS_PER_STEP];
   uint32_t cancel_count;
   Staged staged;
@@ -102,6 +104,8 @@ struct alignas(16) State {
   uint32_t running;
   uint32_t round_start;  // channel that intake begins with
   uint32_t draining;
+  uint32_t steady;            // the next step may be a steady one (steady.h)
+  uint64_t decode_positions;  // KV positions that the planned decodes read
   Counters counters;
 
   // The plan, read by the step's kernels.

@@ -4,6 +4,7 @@
 #include "scheduler/emit.h"
 #include "scheduler/harvest.h"
 #include "scheduler/intake.h"
+#include "scheduler/steady.h"
 #include "scheduler/telemetry.h"
 
 namespace blink {
@@ -20,12 +21,13 @@ BLINK_FN arena::DeviceState device_state_of(layout::Command command) {
 }
 
 // harvest → publish → intake → cancel → plan → emit → launch. `launch(header)` runs on one thread as soon as it is
-// known which step graph comes next, before the plan is written out: what it starts begins when this step has ended.
+// known which step graph comes next: what it starts begins when this step has ended.
 template <class Exec, class Launch>
-BLINK_FN void step(const Exec& exec, State& state, uint64_t now_ns, layout::Command command, Launch launch) {
+BLINK_FN void full_step(const Exec& exec, State& state, uint64_t now_ns, layout::Command command, Launch launch) {
   harvest(exec, state);
   publish(exec, state);
   exec.leader([&] {
+    state.steady = 0;
     state.draining = command != layout::Command::RUN;
     state.header = layout::StepHeader{};
     state.header.stopped = command == layout::Command::STOP;
@@ -36,13 +38,16 @@ BLINK_FN void step(const Exec& exec, State& state, uint64_t now_ns, layout::Comm
   if (command != layout::Command::STOP) {
     plan(exec, state);
     emit(exec, state, launch);
+    prepare_steady(exec, state);
   }
   write_telemetry(exec, state, device_state_of(command));
 }
 
+// A whole step, the short way where that leads to the same.
 template <class Exec>
 BLINK_FN void step(const Exec& exec, State& state, uint64_t now_ns, layout::Command command) {
-  step(exec, state, now_ns, command, [](const layout::StepHeader&) {});
+  const auto launch = [](const layout::StepHeader&) {};
+  if (!steady_step(exec, state, now_ns, command, launch)) full_step(exec, state, now_ns, command, launch);
 }
 
 }  // namespace blink

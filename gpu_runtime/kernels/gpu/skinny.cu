@@ -5,12 +5,12 @@
 //   gated     out[m, f]  = silu(rmsnorm(x[m, :]) · W[f, :] + bias[f]) * (rmsnorm(x[m, :]) · W[F + f, :] + bias[F + f])
 //
 // How. Every block owns a range of output columns ("units": rows of W, or pairs of rows where gated), equal to within
-// one, so no multiprocessor has a longer way. One warp has the copy engine bring W through a ring in shared memory, in
-// pieces of up to 32 rows x 256 columns, far ahead of their use: the ring, not registers, holds the bytes in flight.
-// x comes through a ring of its own in chunks of 256 columns, one for G pieces. Eight warps multiply by mma.m16n8k16
-// with W as the left operand (16 rows) and x as the right one (8 tokens): warp w takes columns 32 w to 32 w + 31 of
-// each chunk, and the eight partial sums are added in shared memory at the end of a tile (G pieces of rows, all
-// columns).
+// a few, so no multiprocessor has a longer way. One warp has the copy engine bring W through a ring in shared memory,
+// in pieces of up to 32 rows x 256 columns, far ahead of their use: the ring, not registers, holds the bytes in flight.
+// Another brings x through a ring of its own in chunks of 256 columns, one for G pieces. Eight warps multiply by
+// mma.m16n8k16 with W as the left operand (16 rows) and x as the right one (8 tokens): warp w takes columns 32 w to
+// 32 w + 31 of each chunk, and the eight partial sums are added in shared memory at the end of a tile (G pieces of
+// rows, all columns).
 //
 // The norm: x · weight is rounded to bf16 as the operand; the scale, one number a token, is applied to the sums. The
 // squares are added up by the warps from the same operands while the first tile is multiplied.
@@ -20,46 +20,49 @@
 // the kernel chosen for it, and the place of its rows in W.
 //
 // Programmatic dependent launch. A kernel's blocks may start while the kernel in front still runs. What they do before
-// `wait_for_previous_grid` is read W, which nothing on the device writes. Every thread that reads x, index, bias or
-// the residual or writes `out` waits first, and at least the copying warp and the multiplying warps of every block
-// do wait, so the end of a kernel implies the end of all kernels in front of it in the stream: nothing is read
-// before it is written, and nothing is overwritten that an earlier kernel still reads. The next kernel is let in when
-// all but the last `early` pieces have been asked for, so that its first pieces arrive while this one's sums are
-// added, stored and flushed. Its blocks find room because a block takes less than half a multiprocessor's shared
-// memory and registers.
+// `wait_for_previous_grid` is read W, which nothing on the device writes. Every thread that reads x, index, bias or the
+// residual or writes `out` waits first; some of every block do, so the end of a kernel implies the end of all kernels
+// in front of it in the stream: nothing is read before it is written, and nothing is overwritten that an earlier kernel
+// still reads. The next kernel is let in when all but the last `early` pieces have been asked for, so that its first
+// pieces arrive while this one's sums are added, stored and flushed. Its blocks find room because a block takes less
+// than half a multiprocessor's shared memory and registers.
 #include "kernels/gpu/skinny_ops.cuh"
 
 namespace blink::skinny {
 
-constexpr int kWarps = 8;  // that multiply; one more copies
-constexpr int kThreads = (kWarps + 1) * 32;
+constexpr int kWarps = 8;  // that multiply; one copies W and one x
+constexpr int kThreads = (kWarps + 2) * 32;
 constexpr int kChunk = 256;                    // columns
+constexpr int kBox = 64;                       // columns that the copy engine brings as rows of 128 bytes
 constexpr int kWarpColumns = kChunk / kWarps;  // two steps of mma
 constexpr int kPieceRows = 32;
-constexpr int kPitch = kChunk * 2 + 16;    // bytes from row to row: eight rows lie in different banks
+constexpr int kPitch = kChunk * 2 + 16;    // of x, bytes from token to token: eight tokens lie in different banks
 constexpr int kSumPitch = kPieceRows + 4;  // floats from token to token of partial sums: banks again
 constexpr int kMaxStages = 16;
 constexpr int kMaxTokens = 64;
 
-// Shared memory: barriers, squares [warp][token], partial sums [warp][8 tokens][kSumPitch], ring of x, ring of W.
+// Shared memory: barriers, squares [warp][token], partial sums [warp][8 tokens][kSumPitch], ring of W, ring of x.
 constexpr int kBarrierBytes = 4 * kMaxStages * 8;
 constexpr int kSquareBytes = kWarps * kMaxTokens * 4;
 constexpr int kSumBytes = kWarps * 8 * kSumPitch * 4;
-constexpr int kRingOffset = kBarrierBytes + kSquareBytes + kSumBytes;
+constexpr int kRingOffset = (kBarrierBytes + kSquareBytes + kSumBytes + 1023) / 1024 * 1024;
 
 enum class Kind { kProject, kResidual, kGated };
 
-// Unit of a kernel's parameters; all arrays are contiguous. `index` may be null: then token m is row m of x.
+// A kernel's parameters; all arrays are contiguous. `index` may be null: then token m is row m of x. The units are cut
+// into gridDim.x * tiles * G pieces of `piece_units` or one more; the two maps describe W [units, columns], gated
+// [2 * units, columns], in boxes of kBox columns and as many rows.
 struct Arguments {
-  const uint16_t* x;       // [x_rows, columns]
-  const uint16_t* weight;  // [units, columns], gated [2 * units, columns]
-  const uint16_t* norm;    // [columns]; not read by kResidual
-  const uint16_t* bias;    // [rows of weight] or null
-  void* out;               // [tokens, units]
-  const int32_t* index;    // token m is row index[m * index_stride] of x
+  const TensorMap& lesser;
+  const TensorMap& greater;
+  const uint16_t* x;     // [x_rows, columns]
+  const uint16_t* norm;  // [columns]; not read by kResidual
+  const uint16_t* bias;  // [rows of W] or null
+  void* out;             // [tokens, units]
+  const int32_t* index;  // token m is row index[m * index_stride] of x
   int index_stride, x_rows, tokens, columns, units;
   float epsilon;
-  int piece_units;         // units of a piece at most
+  int tiles, piece_units;
   int w_stages, x_stages;  // of the rings
   int early;               // pieces that are still to be asked for when the next kernel may start
 };
@@ -67,12 +70,6 @@ struct Arguments {
 struct Range {
   int begin, count;
 };
-
-// Part `index` of `parts` nearly equal ones.
-__device__ __forceinline__ Range part_of(Range whole, int index, int parts) {
-  const int begin = whole.count * index / parts;
-  return {whole.begin + begin, whole.count * (index + 1) / parts - begin};
-}
 
 // A position in a ring of stages, each with a barrier for "full" and one for "empty".
 struct Ring {
@@ -87,8 +84,6 @@ struct Ring {
   __device__ __forceinline__ void advance() {
     if (++stage == stages) stage = 0, parity ^= 1;
   }
-  // In the first round nothing is to be emptied: the phase in front of a fresh barrier's first counts as ended.
-  __device__ __forceinline__ bool has_room() const { return all_in_warp(barrier_test(empty_barrier(), parity ^ 1)); }
 };
 
 template <Kind kKind, bool kFloat, int kTokenTiles, int kPieces>
@@ -97,8 +92,7 @@ struct Kernel {
   using Sums = float[kPieces][2][kTokenTiles][4];  // [piece][16 rows][8 tokens][of mma]
 
   const Arguments& a;
-  const Range units;  // of this block
-  const int tiles, chunks;
+  const int pieces, piece_rows, chunks;  // pieces: of all blocks; piece_rows: of memory, for either half where gated
   const int lane, warp;
   Ring x, w;
   float* const squares;
@@ -106,28 +100,31 @@ struct Kernel {
 
   __device__ __forceinline__ Kernel(const Arguments& arguments, unsigned char* shared)
       : a(arguments),
-        units(part_of({0, a.units}, blockIdx.x, gridDim.x)),
-        tiles((units.count + a.piece_units * kPieces - 1) / (a.piece_units * kPieces)),
+        pieces(gridDim.x * a.tiles * kPieces),
+        piece_rows((a.piece_units + (a.units > a.piece_units * pieces ? 1 : 0) + 7) / 8 * 8),
         chunks((a.columns + kChunk - 1) / kChunk),
         lane(threadIdx.x % 32),
         warp(threadIdx.x / 32),
         squares(reinterpret_cast<float*>(shared + kBarrierBytes)),
         partial(reinterpret_cast<float*>(shared + kBarrierBytes + kSquareBytes)) {
     const uint32_t base = shared_address(shared);
-    const int x_bytes = (a.tokens + (kNormed ? 1 : 0)) * kPitch;
-    const int w_bytes = a.piece_units * (kGated ? 2 : 1) * kPitch;
-    x = Ring{base, base + 8 * kMaxStages, base + kRingOffset, a.x_stages, x_bytes};
-    w = Ring{base + 16 * kMaxStages, base + 24 * kMaxStages, x.data + a.x_stages * x_bytes, a.w_stages, w_bytes};
+    const int w_bytes = piece_rows * kChunk * (kGated ? 4 : 2), x_bytes = (a.tokens + (kNormed ? 1 : 0)) * kPitch;
+    w = Ring{base, base + 8 * kMaxStages, base + kRingOffset, a.w_stages, w_bytes};
+    x = Ring{base + 16 * kMaxStages, base + 24 * kMaxStages, w.data + a.w_stages * w_bytes, a.x_stages, x_bytes};
   }
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) init_barriers();
     __syncthreads();
     if (warp == kWarps) {
-      copy();
+      if (lane == 0) copy_weight();
     } else {
       wait_for_previous_grid();
-      for (int tile = 0; tile < tiles; ++tile) multiply_tile(tile);
+      if (warp > kWarps) {
+        copy_x();
+      } else {
+        for (int tile = 0; tile < a.tiles; ++tile) multiply_tile(tile);
+      }
     }
   }
 
@@ -142,104 +139,117 @@ struct Kernel {
   }
 
   __device__ __forceinline__ int columns_of(int chunk) const { return min(kChunk, a.columns - chunk * kChunk); }
-  __device__ __forceinline__ Range tile_units(int tile) const { return part_of(units, tile, tiles); }
 
-  // --- the copying warp -------------------------------------------------------------------------------------------
+  // Units of a piece of this block's tile; pieces are equal to within one, and so evenly that blocks are nearly, too.
+  __device__ __forceinline__ Range piece_of(int tile, int piece) const {
+    const int index = (blockIdx.x * a.tiles + tile) * kPieces + piece;
+    const int begin = first_unit(index);
+    return {begin, first_unit(index + 1) - begin};
+  }
 
-  __device__ __forceinline__ void copy() {
-    const uint64_t once = read_once_policy(), often = read_often_policy();
-    const int pieces = tiles * chunks * kPieces, x_chunks = tiles * chunks;
-    const int let_in = max(0, pieces - a.early);
-    int tile = 0, chunk = 0, piece = 0;  // the next of W
-    Range in_tile = tile_units(0);
-    int asked = 0, x_asked = 0;
+  __device__ __forceinline__ int first_unit(int index) const {
+    const uint32_t more = static_cast<uint32_t>(index) * static_cast<uint32_t>(a.units - a.piece_units * pieces);
+    return index * a.piece_units + static_cast<int>(more / static_cast<uint32_t>(pieces));
+  }
 
-    const auto ask_piece = [&] {
-      if (asked == let_in) let_next_grid_start();
-      copy_piece(part_of(in_tile, piece, kPieces), chunk, once);
-      ++asked;
-      if (++piece < kPieces) return;
-      piece = 0;
-      if (++chunk < chunks) return;
-      chunk = 0;
-      if (++tile < tiles) in_tile = tile_units(tile);
-    };
+  // --- the copying warps ------------------------------------------------------------------------------------------
 
-    while (asked < min(pieces, a.w_stages)) ask_piece();
-    wait_for_previous_grid();
-    const int first_row = x_row(lane), second_row = x_row(lane + 32);
-    while (asked < pieces || x_asked < x_chunks) {
-      if (x_asked < x_chunks && x.has_room()) copy_x(x_asked++ % chunks, first_row, second_row, often);
-      if (asked < pieces && w.has_room()) ask_piece();
+  // By one thread. In the first round nothing is to be emptied: the phase in front of a barrier's first counts as
+  // ended.
+  __device__ __forceinline__ void copy_weight() {
+    const uint64_t once = read_once_policy();
+    const int let_in = a.tiles * chunks * kPieces - a.early;
+    int asked = 0;
+    prefetch_map(a.lesser);
+    prefetch_map(a.greater);
+    if (let_in <= 0) let_next_grid_start();
+    for (int tile = 0; tile < a.tiles; ++tile) {
+      Range pieces_of_tile[kPieces];
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) pieces_of_tile[piece] = piece_of(tile, piece);
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+#pragma unroll
+        for (int piece = 0; piece < kPieces; ++piece) {
+          barrier_wait(w.empty_barrier(), w.parity ^ 1);
+          copy_piece(pieces_of_tile[piece], chunk, once);
+          if (++asked == let_in) let_next_grid_start();
+        }
+      }
     }
   }
 
-  // Rows of W behind each other, gated: the gate's, then from row `piece_units` on the other half's.
-  __device__ __forceinline__ void copy_piece(Range of, int chunk, uint64_t policy) {
-    const int bytes = columns_of(chunk) * 2;
-    if (lane == 0) barrier_arrive_expect(w.full_barrier(), of.count * (kGated ? 2 : 1) * bytes);
-    sync_warp();
-    const bool second = kGated && lane >= a.piece_units;
-    const int unit = second ? lane - a.piece_units : lane;
-    if (unit < of.count) {
-      const int64_t row = of.begin + unit + (second ? a.units : 0);
-      bulk_copy(w.here() + lane * kPitch, a.weight + row * a.columns + chunk * kChunk, bytes, w.full_barrier(), policy);
+  // Boxes behind each other, gated: all of the gate's, then the other half's.
+  __device__ __forceinline__ void copy_piece(Range units, int chunk, uint64_t policy) {
+    const TensorMap& map = units.count > a.piece_units ? a.greater : a.lesser;
+    const int boxes = (columns_of(chunk) + kBox - 1) / kBox, box_bytes = piece_rows * kBox * 2;
+    barrier_arrive_expect(w.full_barrier(), boxes * units.count * kBox * (kGated ? 4 : 2));
+    for (int box = 0; box < boxes; ++box) {
+      const uint32_t to = w.here() + box * box_bytes;
+      const int column = chunk * kChunk + box * kBox;
+      box_copy(to, map, column, units.begin, w.full_barrier(), policy);
+      if (kGated) box_copy(to + 4 * box_bytes, map, column, a.units + units.begin, w.full_barrier(), policy);
     }
     w.advance();
   }
 
   // Tokens behind each other, then the norm's weight.
-  __device__ __forceinline__ void copy_x(int chunk, int first_row, int second_row, uint64_t policy) {
-    const int bytes = columns_of(chunk) * 2;
-    if (lane == 0) barrier_arrive_expect(x.full_barrier(), (a.tokens + (kNormed ? 1 : 0)) * bytes);
-    sync_warp();
-    const auto copy_row = [&](int token, const uint16_t* from) {
-      bulk_copy(x.here() + token * kPitch, from + chunk * kChunk, bytes, x.full_barrier(), policy);
-    };
-    if (lane < a.tokens) copy_row(lane, a.x + static_cast<int64_t>(first_row) * a.columns);
-    if (lane + 32 < a.tokens) copy_row(lane + 32, a.x + static_cast<int64_t>(second_row) * a.columns);
-    if (kNormed && lane == 31) copy_row(a.tokens, a.norm);
-    x.advance();
+  __device__ __forceinline__ void copy_x() {
+    const uint64_t often = read_often_policy();
+    const uint16_t* rows[2] = {x_row(lane), x_row(lane + 32)};
+    for (int tile = 0; tile < a.tiles; ++tile) {
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        const int bytes = columns_of(chunk) * 2;
+        barrier_wait(x.empty_barrier(), x.parity ^ 1);
+        if (lane == 0) barrier_arrive_expect(x.full_barrier(), (a.tokens + (kNormed ? 1 : 0)) * bytes);
+        sync_warp();
+#pragma unroll
+        for (int half = 0; half < (kTokenTiles > 4 ? 2 : 1); ++half) {
+          const int token = lane + half * 32;
+          if (token >= a.tokens) continue;
+          bulk_copy(x.here() + token * kPitch, rows[half] + chunk * kChunk, bytes, x.full_barrier(), often);
+        }
+        if (kNormed && lane == 31) {
+          bulk_copy(x.here() + a.tokens * kPitch, a.norm + chunk * kChunk, bytes, x.full_barrier(), often);
+        }
+        x.advance();
+      }
+    }
   }
 
-  __device__ __forceinline__ int x_row(int token) const {
-    if (token >= a.tokens) return 0;
+  __device__ __forceinline__ const uint16_t* x_row(int token) const {
+    if (token >= a.tokens) return a.x;
     const int row = a.index == nullptr ? token : a.index[static_cast<int64_t>(token) * a.index_stride];
-    return max(0, min(row, a.x_rows - 1));
+    return a.x + static_cast<int64_t>(max(0, min(row, a.x_rows - 1))) * a.columns;
   }
 
   // --- the multiplying warps --------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void multiply_tile(int tile) {
-    const Range in_tile = tile_units(tile);
     Sums sums = {};
     float square[kTokenTiles] = {};
     float added[kPieces][kTokenTiles];
-    load_added(added, in_tile);
+    load_added(added, tile);
     for (int chunk = 0; chunk < chunks; ++chunk) {
-      // 2 but at the end of the columns, where warps run out of them.
-      const int steps = max(0, min(2, (columns_of(chunk) - warp * kWarpColumns) / 16));
-      multiply_chunk(sums, square, steps, kNormed && tile == 0);
+      // At the end of the columns some warps have none.
+      multiply_chunk(sums, square, warp * kWarpColumns < columns_of(chunk), kNormed && tile == 0);
     }
     if (kNormed && tile == 0) store_squares(square);
-    finish_tile(sums, added, in_tile);
+    finish_tile(sums, added, tile);
   }
 
-  __device__ __forceinline__ void multiply_chunk(Sums& sums, float (&square)[kTokenTiles], int steps, bool squaring) {
+  __device__ __forceinline__ void multiply_chunk(Sums& sums, float (&square)[kTokenTiles], bool any, bool squaring) {
     uint32_t tokens[kTokenTiles][4];  // 8 tokens x 32 columns each
     barrier_wait(x.full_barrier(), x.parity);
-    load_tokens(tokens);
-    if (squaring) add_squares(square, tokens, steps);
-    if (kNormed) weigh(tokens);
+    if (any) {
+      load_tokens(tokens);
+      if (squaring) add_squares(square, tokens);
+      if (kNormed) weigh(tokens);
+    }
     release(x);
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
       barrier_wait(w.full_barrier(), w.parity);
-      if (steps == 2) {
-        multiply_piece<2>(sums[piece], tokens);
-      } else if (steps == 1) {
-        multiply_piece<1>(sums[piece], tokens);
-      }
+      if (any) multiply_piece(sums[piece], tokens);
       release(w);
     }
   }
@@ -261,14 +271,14 @@ struct Kernel {
   }
 
   // In part i of a token tile a lane holds columns 8 i + 2 (lane % 4) and the next of token lane / 4.
-  __device__ __forceinline__ void add_squares(float (&square)[kTokenTiles], const uint32_t (&tokens)[kTokenTiles][4],
-                                              int steps) const {
+  __device__ __forceinline__ void add_squares(float (&square)[kTokenTiles],
+                                              const uint32_t (&tokens)[kTokenTiles][4]) const {
 #pragma unroll
     for (int tile = 0; tile < kTokenTiles; ++tile) {
 #pragma unroll
       for (int part = 0; part < 4; ++part) {
         const float low = low_of(tokens[tile][part]), high = high_of(tokens[tile][part]);
-        if (part / 2 < steps) square[tile] += low * low + high * high;
+        square[tile] += low * low + high * high;
       }
     }
   }
@@ -283,19 +293,17 @@ struct Kernel {
     }
   }
 
-  template <int kSteps>
   __device__ __forceinline__ void multiply_piece(float (&sums)[2][kTokenTiles][4],
                                                  const uint32_t (&tokens)[kTokenTiles][4]) const {
-    uint32_t rows[kSteps][2][4];  // 16 rows x 16 columns each
-    const uint32_t column = (warp * kWarpColumns + lane / 16 * 8) * 2;
+    uint32_t rows[2][2][4];  // 16 rows x 16 columns each
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint32_t row = w.here() + piece_row(half) * kPitch + column;
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) load_matrices(rows[step][half], row + step * 32);
+      const uint32_t row = w.here() + row_offset(half);
+      load_matrices(rows[0][half], row);
+      load_matrices(rows[1][half], row ^ 32);
     }
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < 2; ++step) {
 #pragma unroll
       for (int tile = 0; tile < kTokenTiles; ++tile) {
 #pragma unroll
@@ -306,20 +314,22 @@ struct Kernel {
     }
   }
 
-  // Of the piece in shared memory, the row that this lane gives to load_matrices; past the end, the last one.
-  __device__ __forceinline__ int piece_row(int half) const {
-    const int row = lane % 16;
-    if (kGated) return half * a.piece_units + min(row, a.piece_units - 1);
-    return min(half * 16 + row, a.piece_units - 1);
+  // Where in a piece the 16 bytes are that this lane gives to load_matrices for the first 16 columns; those for the
+  // next are two groups on, and since groups are exchanged by exclusive or, at ^ 32. Rows past the piece's end are
+  // taken from its first eight: their sums are dropped.
+  __device__ __forceinline__ uint32_t row_offset(int half) const {
+    const int wanted = lane % 16 + (kGated ? 0 : half * 16), row = wanted < piece_rows ? wanted : lane % 8;
+    const int box = warp / 2 + (kGated ? half * 4 : 0), group = warp % 2 * 4 + lane / 16;
+    return (box * piece_rows + row) * kBox * 2 + ((group ^ lane % 8) << 4);
   }
 
   // --- the end of a tile: thread t of 256 has row t % 32 of the piece and token t / 32 of the token tile -------------
 
   // Bias and residual, asked for long before they are added. Gated: lanes from 16 on have rows of the other half.
-  __device__ __forceinline__ void load_added(float (&added)[kPieces][kTokenTiles], Range in_tile) const {
+  __device__ __forceinline__ void load_added(float (&added)[kPieces][kTokenTiles], int in_tile) const {
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
-      const Range of = part_of(in_tile, piece, kPieces);
+      const Range of = piece_of(in_tile, piece);
       const int unit = kGated ? lane % 16 : lane;
       const bool inside = unit < of.count;
       const int row = of.begin + unit + (kGated && lane >= 16 ? a.units : 0);
@@ -359,10 +369,10 @@ struct Kernel {
   }
 
   __device__ __forceinline__ void finish_tile(const Sums& sums, const float (&added)[kPieces][kTokenTiles],
-                                              Range in_tile) const {
+                                              int in_tile) const {
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
-      const Range of = part_of(in_tile, piece, kPieces);
+      const Range of = piece_of(in_tile, piece);
 #pragma unroll
       for (int tile = 0; tile < kTokenTiles; ++tile) {
         if (tile * 8 >= a.tokens) continue;
@@ -404,16 +414,17 @@ struct Kernel {
 }  // namespace blink::skinny
 
 // Kernels by name: skinny_<kind>_<tokens at most>x<pieces of a tile>.
-#define BLINK_SKINNY(name, kind, is_float, token_tiles, pieces, blocks)                                            \
-  extern "C" __global__ void __launch_bounds__(blink::skinny::kThreads, blocks)                                    \
-      name(const uint16_t* x, const uint16_t* weight, const uint16_t* norm, const uint16_t* bias, void* out,       \
-           const int32_t* index, int index_stride, int x_rows, int tokens, int columns, int units, float epsilon,  \
-           int piece_units, int w_stages, int x_stages, int early) {                                               \
-    extern __shared__ __align__(128) unsigned char shared[];                                                       \
-    const blink::skinny::Arguments arguments{x,        weight, norm,    bias,  out,     index,       index_stride, \
-                                             x_rows,   tokens, columns, units, epsilon, piece_units, w_stages,     \
-                                             x_stages, early};                                                     \
-    blink::skinny::Kernel<blink::skinny::Kind::kind, is_float, token_tiles, pieces>(arguments, shared).run();      \
+#define BLINK_SKINNY(name, kind, is_float, token_tiles, pieces, blocks)                                                \
+  extern "C" __global__ void __launch_bounds__(blink::skinny::kThreads, blocks)                                        \
+      name(const __grid_constant__ blink::skinny::TensorMap lesser,                                                    \
+           const __grid_constant__ blink::skinny::TensorMap greater, const uint16_t* x, const uint16_t* norm,          \
+           const uint16_t* bias, void* out, const int32_t* index, int index_stride, int x_rows, int tokens,            \
+           int columns, int units, float epsilon, int tiles, int piece_units, int w_stages, int x_stages, int early) { \
+    extern __shared__ __align__(1024) unsigned char shared[];                                                          \
+    const blink::skinny::Arguments arguments{lesser,  greater,      x,           norm,     bias,     out,              \
+                                             index,   index_stride, x_rows,      tokens,   columns,  units,            \
+                                             epsilon, tiles,        piece_units, w_stages, x_stages, early};           \
+    blink::skinny::Kernel<blink::skinny::Kind::kind, is_float, token_tiles, pieces>(arguments, shared).run();          \
   }
 
 #define BLINK_SKINNY_KINDS(token_tiles, tokens, pieces, blocks)                                       \

@@ -11,18 +11,21 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from gpu_runtime.cuda.errors import check
 from gpu_runtime.cuda.module import CudaModule, Kernel
 
 MAX_TOKENS = 64
 
-_THREADS = 288
+_THREADS = 320
 _CHUNK_COLUMNS = 256
+_BOX_COLUMNS = 64
 _PIECE_ROWS = 32
 _PITCH = 2 * _CHUNK_COLUMNS + 16
-_RING_OFFSET = 4 * 16 * 8 + 8 * MAX_TOKENS * 4 + 8 * 8 * (_PIECE_ROWS + 4) * 4
+_RING_OFFSET = 12 << 10
 _MAX_STAGES = 16
 # Of a multiprocessor's 228 KiB, each block takes 1 KiB more than it asks for; two blocks of the smaller kernels fit.
 _HALF_SHARED_BYTES = (228 << 10) // 2 - 1024
@@ -46,28 +49,30 @@ class Schedule:
     Attributes:
         tokens: the kernel's limit: 8, 16, 32 or 64.
         pieces: pieces of rows in a tile.
-        piece_units: columns of the result in a piece at most.
+        tiles: of each block, one after the other.
+        piece_units: columns of the result in a piece, in some of the pieces one more.
+        piece_rows: rows of memory that a piece takes, gated twice.
         w_stages, x_stages: pieces of the matrix and of the tokens that fit in shared memory.
-        early: pieces still to be asked for when the next kernel may start.
     """
 
     blocks: int
     tokens: int
     pieces: int
+    tiles: int
     piece_units: int
+    piece_rows: int
     w_stages: int
     x_stages: int
     shared_bytes: int
-    early: int
 
 
 def supports(tokens: int, columns: int, units: int, dtype: torch.dtype) -> bool:
     """Whether the kernels here take `tokens` rows of `columns` numbers and give `units` (for each of them)."""
-    return dtype == torch.bfloat16 and 0 < tokens <= MAX_TOKENS and columns > 0 and columns % 16 == 0 and units > 0
+    return dtype == torch.bfloat16 and 0 < tokens <= MAX_TOKENS and columns > 0 and columns % 32 == 0 and units > 0
 
 
 @cache
-def schedule(kind: str, tokens: int, columns: int, units: int, blocks: int, early: int = 2) -> Schedule:
+def schedule(kind: str, tokens: int, columns: int, units: int, blocks: int) -> Schedule:
     """The kernel and its cut for a problem, on a device with so many multiprocessors.
 
     Raises:
@@ -81,14 +86,15 @@ def schedule(kind: str, tokens: int, columns: int, units: int, blocks: int, earl
     most, room = -(-units // blocks), _PIECE_ROWS // unit_rows
     pieces = next((count for count in _PIECES[limit] if count * room >= most), _PIECES[limit][-1])
     tiles = -(-most // (room * pieces))
-    piece_units = -(-most // (tiles * pieces))
+    piece_units, more = divmod(units, blocks * tiles * pieces)
+    piece_rows = -(-(piece_units + (more > 0)) // 8) * 8
     budget = (_WHOLE_SHARED_BYTES if limit == MAX_TOKENS else _HALF_SHARED_BYTES) - _RING_OFFSET
-    x_bytes, w_bytes = (tokens + normed) * _PITCH, piece_units * unit_rows * _PITCH
+    x_bytes, w_bytes = (tokens + normed) * _PITCH, piece_rows * unit_rows * 2 * _CHUNK_COLUMNS
     steps = tiles * -(-columns // _CHUNK_COLUMNS)
     x_stages = min(max(2, budget // 4 // x_bytes), 8, max(2, steps))
     w_stages = min((budget - x_stages * x_bytes) // w_bytes, _MAX_STAGES, steps * pieces)
     shared = _RING_OFFSET + x_stages * x_bytes + w_stages * w_bytes
-    return Schedule(blocks, limit, pieces, piece_units, w_stages, x_stages, shared, early)
+    return Schedule(blocks, limit, pieces, tiles, piece_units, piece_rows, w_stages, x_stages, shared)
 
 
 class SkinnyKernels:
@@ -96,7 +102,7 @@ class SkinnyKernels:
 
     Args:
         programmatic: a kernel may start, and ask for its matrix, while the kernel in front still runs.
-        early: see Schedule.
+        early: pieces of the matrix that a kernel still has to ask for when the next one may start.
     """
 
     def __init__(self, programmatic: bool = True, early: int = 2) -> None:
@@ -153,19 +159,22 @@ class SkinnyKernels:
     ) -> None:
         _check(kind, inputs, weight, out, norm, bias, rows)
         (tokens, units), columns = out.shape, inputs.shape[1]
-        cut = schedule(kind, tokens, columns, units, _multiprocessors(inputs.device), self._early)
-        arrays = (inputs, weight, None if norm is None else norm.weight, bias, out, rows)
+        cut = schedule(kind, tokens, columns, units, _multiprocessors(inputs.device))
+        arrays = (inputs, None if norm is None else norm.weight, bias, out, rows)
         sizes = (0 if rows is None else rows.stride(0), len(inputs), tokens, columns, units)
+        arguments: list[Any] = [
+            _tensor_map(weight, cut.piece_units),
+            _tensor_map(weight, cut.piece_units + 1),
+            *(ctypes.c_void_p(None if array is None else array.data_ptr()) for array in arrays),
+            *(ctypes.c_int32(size) for size in sizes),
+            ctypes.c_float(0.0 if norm is None else norm.epsilon),
+            *(ctypes.c_int32(size) for size in (cut.tiles, cut.piece_units, cut.w_stages, cut.x_stages, self._early)),
+        ]
         _kernel(kind, cut.tokens, cut.pieces).launch(
             torch.cuda.current_stream().cuda_stream,
             grid=(cut.blocks, 1, 1),
             block=_THREADS,
-            args=[
-                *(ctypes.c_void_p(None if array is None else array.data_ptr()) for array in arrays),
-                *(ctypes.c_int32(size) for size in sizes),
-                ctypes.c_float(0.0 if norm is None else norm.epsilon),
-                *(ctypes.c_int32(size) for size in (cut.piece_units, cut.w_stages, cut.x_stages, cut.early)),
-            ],
+            args=arguments,
             shared_bytes=cut.shared_bytes,
             programmatic=self._programmatic,
         )
@@ -181,6 +190,35 @@ def _kernel(kind: str, tokens: int, pieces: int) -> Kernel:
     kernel = _module().kernel(f"skinny_{kind}_{tokens}x{pieces}")
     kernel.allow_shared_bytes(_WHOLE_SHARED_BYTES if tokens == MAX_TOKENS else _HALF_SHARED_BYTES)
     return kernel
+
+
+class TensorMap(ctypes.Structure):
+    """CUtensorMap, by value."""
+
+    _fields_ = (("words", ctypes.c_uint64 * 16),)
+
+
+def _tensor_map(matrix: torch.Tensor, rows: int) -> TensorMap:
+    """Describes boxes of 64 columns and so many rows of a bf16 matrix, as `box_copy` in skinny_ops.cuh wants them."""
+    from cuda.bindings import driver
+
+    height, width = matrix.shape
+    encoded = check(
+        driver.cuTensorMapEncodeTiled(
+            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            2,
+            matrix.data_ptr(),
+            [driver.cuuint64_t(size) for size in (width, height)],
+            [driver.cuuint64_t(width * matrix.element_size())],
+            [driver.cuuint32_t(size) for size in (_BOX_COLUMNS, rows)],
+            [driver.cuuint32_t(1), driver.cuuint32_t(1)],
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    )
+    return TensorMap.from_buffer_copy(ctypes.string_at(encoded.getPtr(), ctypes.sizeof(TensorMap)))
 
 
 @cache

@@ -30,16 +30,7 @@ __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Whether the phase of this parity has ended.
-__device__ __forceinline__ bool barrier_test(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile("{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-               : "=r"(done)
-               : "r"(barrier), "r"(parity)
-               : "memory");
-  return done != 0;
-}
-
+// Until the phase of this parity has ended.
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n .reg .pred p;\n again:\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n @!p bra again;\n}" ::"r"(
@@ -74,6 +65,26 @@ __device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, uint32_
       : "memory");
 }
 
+// Describes a matrix to the copy engine (CUtensorMap); a kernel's parameter.
+struct alignas(64) TensorMap {
+  uint64_t words[16];
+};
+
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(&map)) : "memory");
+}
+
+// The map's box at this column and row of the matrix, to shared memory; its rows are 128 bytes long, in which the
+// 16-byte groups are exchanged: group g of the row at address a lies at g ^ (a / 128 % 8). Completes on the barrier.
+__device__ __forceinline__ void box_copy(uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier,
+                                         uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
+      "%3}], [%4], %5;" ::"r"(to),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(column), "r"(row), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
 // Until all that came before in the stream has ended and its writes are visible, to the copy engine too.
 __device__ __forceinline__ void wait_for_previous_grid() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -92,7 +103,6 @@ __device__ __forceinline__ void sync_threads_below(int threads) {
   asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
 }
 
-__device__ __forceinline__ bool all_in_warp(bool value) { return __all_sync(0xffffffffu, value) != 0; }
 __device__ __forceinline__ void sync_warp() { __syncwarp(); }
 __device__ __forceinline__ float shuffle_xor(float value, int mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);

@@ -21,6 +21,7 @@
 #define __shared__
 #define __align__(bytes)
 #define __launch_bounds__(...)
+#define __grid_constant__
 
 struct Index {
   int x;
@@ -138,8 +139,10 @@ inline void start_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t b
 inline void land_a_copy() {
   const size_t index = machine.random() % machine.copies.size();
   const Copy copy = machine.copies[index];
-  machine.copies.erase(machine.copies.begin() + static_cast<long>(index));
-  std::memcpy(shared_bytes(copy.to, copy.bytes), copy.from, copy.bytes);
+  machine.copies[index] = machine.copies.back();
+  machine.copies.pop_back();
+  unsigned char* to = shared_bytes(copy.to, copy.bytes);
+  copy.from != nullptr ? std::memcpy(to, copy.from, copy.bytes) : std::memset(to, 0, copy.bytes);
   barrier_at(copy.barrier).landed(static_cast<int>(copy.bytes));
   progress = true;
 }

@@ -58,7 +58,8 @@ void run_block(int threads, int shared_bytes, uint32_t seed, const std::function
   start_fibers(stacks);
   for (int idle = 0; run_round(); idle = progress ? 0 : idle + 1, progress = false) {
     if (idle > 1000) fail("nothing moves");
-    while (!machine.copies.empty() && machine.random() % 4 != 0) land_a_copy();
+    for (size_t left = machine.copies.size() * (machine.random() % 4) / 4; left > 0; --left) land_a_copy();
+    if (machine.copies.size() < 4 && !machine.copies.empty()) land_a_copy();
     if (!machine.previous_ended && machine.random() % 8 == 0) {
       machine.end_previous();
       machine.previous_ended = progress = true;
@@ -70,9 +71,9 @@ void run_block(int threads, int shared_bytes, uint32_t seed, const std::function
 
 }  // namespace emulation
 
-using Pointer = void*;
-using SkinnyKernel = void(const uint16_t*, const uint16_t*, const uint16_t*, const uint16_t*, void*, const int32_t*,
-                          int, int, int, int, int, float, int, int, int, int);
+using blink::skinny::TensorMap;
+using SkinnyKernel = void(TensorMap, TensorMap, const uint16_t*, const uint16_t*, const uint16_t*, void*,
+                          const int32_t*, int, int, int, int, int, float, int, int, int, int, int);
 
 struct LateArray {
   void* target;
@@ -83,22 +84,24 @@ struct LateArray {
 // The arguments of a kernel of skinny.cu, and arrays that the kernel in front fills in when it ends, while the first
 // block runs. Returns whether every block let the next kernel in.
 extern "C" int run_skinny(SkinnyKernel* kernel, int blocks, int shared_bytes, uint32_t seed, const LateArray* late,
-                          int late_count, const uint16_t* x, const uint16_t* weight, const uint16_t* norm,
-                          const uint16_t* bias, void* out, const int32_t* index, int index_stride, int x_rows,
-                          int tokens, int columns, int units, float epsilon, int piece_units, int w_stages,
-                          int x_stages, int early) {
+                          int late_count, const uint16_t* weight, int weight_rows, const uint16_t* x,
+                          const uint16_t* norm, const uint16_t* bias, void* out, const int32_t* index, int index_stride,
+                          int x_rows, int tokens, int columns, int units, float epsilon, int tiles, int piece_units,
+                          int w_stages, int x_stages, int early) {
   using emulation::machine;
   bool let_in = true;
   machine.previous_ended = false;
   machine.end_previous = [&] {
     for (int i = 0; i < late_count; ++i) std::memcpy(late[i].target, late[i].source, late[i].bytes);
   };
+  const TensorMap lesser{weight, columns, weight_rows, piece_units};
+  const TensorMap greater{weight, columns, weight_rows, piece_units + 1};
   gridDim.x = blocks;
   for (int i = 0; i < blocks; ++i) {
     blockIdx.x = static_cast<int>((seed + i) % blocks);
     emulation::run_block(blink::skinny::kThreads, shared_bytes, seed + blockIdx.x, [&] {
-      kernel(x, weight, norm, bias, out, index, index_stride, x_rows, tokens, columns, units, epsilon, piece_units,
-             w_stages, x_stages, early);
+      kernel(lesser, greater, x, norm, bias, out, index, index_stride, x_rows, tokens, columns, units, epsilon, tiles,
+             piece_units, w_stages, x_stages, early);
     });
     let_in = let_in && machine.let_in;
   }

@@ -22,10 +22,6 @@ inline void barrier_arrive(uint32_t barrier) { emulation::barrier_at(barrier).ar
 inline void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   emulation::barrier_at(barrier).arrive(static_cast<int>(bytes));
 }
-inline bool barrier_test(uint32_t barrier, uint32_t parity) {
-  emulation::yield();
-  return emulation::barrier_at(barrier).phase % 2 != parity;
-}
 inline void barrier_wait(uint32_t barrier, uint32_t parity) {
   emulation::wait_until([&] { return emulation::barrier_at(barrier).phase % 2 != parity; });
 }
@@ -36,6 +32,27 @@ inline void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t ba
   emulation::start_copy(to, from, bytes, barrier);
 }
 
+struct TensorMap {
+  const uint16_t* matrix;
+  int64_t columns, rows, box_rows;
+};
+
+inline void prefetch_map(const TensorMap&) {}
+
+// CUDA driver API, "Tensor Map Object Management": boxes of 64 columns, 128-byte swizzle, zeros outside of the matrix.
+inline void box_copy(uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier, uint64_t) {
+  if (to % 1024 != 0) emulation::fail("a box is not aligned");
+  if (row < 0 || row + map.box_rows > map.rows) emulation::fail("a box leaves the matrix's rows");
+  for (int64_t y = 0; y < map.box_rows; ++y) {
+    for (int group = 0; group < 8; ++group) {
+      const uint32_t at = to + static_cast<uint32_t>(y) * 128;
+      const int64_t x = column + group * 8;
+      const uint16_t* from = x < map.columns ? map.matrix + (row + y) * map.columns + x : nullptr;
+      emulation::start_copy(at + ((group ^ (at / 128 % 8)) << 4), from, 16, barrier);
+    }
+  }
+}
+
 inline void wait_for_previous_grid() {
   emulation::wait_until([] { return emulation::machine.previous_ended; });
 }
@@ -44,11 +61,6 @@ inline void let_next_grid_start() { emulation::machine.let_in = true; }
 inline void sync_threads_below(int threads) { emulation::meet(emulation::machine.named_barrier, threads); }
 inline void sync_warp() {
   emulation::in_warp(0, [](const int*, int*) {});
-}
-inline bool all_in_warp(bool value) {
-  return emulation::in_warp(static_cast<int>(value), [](const int* values, int* results) {
-    std::fill(results, results + 32, static_cast<int>(std::all_of(values, values + 32, [](int v) { return v != 0; })));
-  });
 }
 inline float shuffle_xor(float value, int mask) {
   return emulation::in_warp(value, [mask](const float* values, float* results) {

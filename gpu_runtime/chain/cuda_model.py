@@ -12,8 +12,10 @@ from gpu_runtime.chain.chain_kernels import ChainKernels
 from gpu_runtime.chain.cuda_step import CudaStep
 from gpu_runtime.config import RuntimeConfig
 from gpu_runtime.kernels.gpu.sampling import sample_rows
+from gpu_runtime.model.config import ModelConfig
 from gpu_runtime.model.device_plan import DevicePlan
-from gpu_runtime.model.gpu_llama import GpuLlama, KVCache
+from gpu_runtime.model.gpu_llama import GpuLlama, KVCache, Projections, TorchProjections
+from gpu_runtime.model.gpu_skinny import SkinnyProjections
 from gpu_runtime.model.gpu_weights import GpuWeights, load_weights, random_weights
 from gpu_runtime.model.source import ModelFolder
 
@@ -41,11 +43,23 @@ def build_step(
     model = GpuLlama(folder.config, weights, cache, int(limits["max_model_tokens"]), plan, running)
     return CudaStep(
         model,
-        lambda tokens: model.torch_projections,
+        _chooser(folder.config, weights, model.torch_projections),
         lambda logits, rows: sample_rows(logits, plan, rows),
         kernels,
         plan,
     )
+
+
+def _chooser(config: ModelConfig, weights: GpuWeights, by_torch: TorchProjections) -> Callable[[int], Projections]:
+    """Products of few tokens by the kernels that read a matrix at full speed, others by torch."""
+    skinny = SkinnyProjections(config, weights) if SkinnyProjections.takes(config, weights.dtype, 1) else None
+
+    def choose(tokens: int) -> Projections:
+        if skinny is not None and SkinnyProjections.takes(config, weights.dtype, tokens):
+            return skinny
+        return by_torch
+
+    return choose
 
 
 def _weights(

@@ -150,13 +150,13 @@ class HandPlanner:
 class DeviceDriver(HandPlanner):
     """Runs a model by plans made by hand, where its weights are."""
 
-    def __init__(self, config: ModelConfig, weights: GpuWeights, sizes: PlanSizes) -> None:
+    def __init__(self, config: ModelConfig, weights: GpuWeights, sizes: PlanSizes, overlap: bool = True) -> None:
         super().__init__(sizes)
         device = weights.embedding.device
         self.device_plan = empty_plan(sizes, device)
         self._cache = KVCache(config, self.blocks, BLOCK_TOKENS, weights.dtype, device)
         window = sizes.columns * BLOCK_TOKENS
-        self.model = GpuLlama(config, weights, self._cache, window, self.device_plan, sizes.max_running)
+        self.model = GpuLlama(config, weights, self._cache, window, self.device_plan, sizes.max_running, overlap)
 
     def fill_cache(self) -> None:
         """Random keys and values, for measurements that begin with a context."""

@@ -63,15 +63,19 @@ class Projections(Protocol):
 
 
 class TorchProjections:
-    """Products by torch (cuBLAS); norms and the activation by kernels of their own."""
+    """Products by torch (cuBLAS); norms and the activation by kernels of their own.
 
-    def __init__(self, config: ModelConfig, weights: GpuWeights) -> None:
-        self._epsilon = config.rms_norm_eps
+    Args:
+        programmatic: let those kernels start beside the ones in front.
+    """
+
+    def __init__(self, config: ModelConfig, weights: GpuWeights, programmatic: bool = False) -> None:
+        self._epsilon, self._programmatic = config.rms_norm_eps, programmatic
         self._norm, self._head = weights.norm, weights.head
 
     def qkv(self, hidden: torch.Tensor, layer: GpuLayer) -> torch.Tensor:
         """See Projections."""
-        return _project(rms_norm(hidden, layer.input_norm, self._epsilon), layer.qkv)
+        return _project(rms_norm(hidden, layer.input_norm, self._epsilon, self._programmatic), layer.qkv)
 
     def output(self, attended: torch.Tensor, residual: torch.Tensor, layer: GpuLayer) -> None:
         """See Projections."""
@@ -79,7 +83,8 @@ class TorchProjections:
 
     def gated(self, hidden: torch.Tensor, layer: GpuLayer) -> torch.Tensor:
         """See Projections."""
-        return silu_mul(_project(rms_norm(hidden, layer.mlp_norm, self._epsilon), layer.gate_up))
+        normed = rms_norm(hidden, layer.mlp_norm, self._epsilon, self._programmatic)
+        return silu_mul(_project(normed, layer.gate_up), self._programmatic)
 
     def down(self, gated: torch.Tensor, residual: torch.Tensor, layer: GpuLayer) -> None:
         """See Projections."""
@@ -87,7 +92,7 @@ class TorchProjections:
 
     def head(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """See Projections."""
-        normed, weight = gather_norm(hidden, rows, self._norm, self._epsilon), self._head.T
+        normed, weight = gather_norm(hidden, rows, self._norm, self._epsilon, self._programmatic), self._head.T
         if weight.dtype == torch.float32:
             return torch.mm(normed, weight)
         return torch.mm(normed, weight, out_dtype=torch.float32)
@@ -113,6 +118,7 @@ class GpuLlama:
         window: positions that the rotary tables cover.
         plan: where the scheduler writes what the steps are to compute.
         max_running: entries of a step's work list at most, and so its sampled tokens.
+        overlap: let kernels start beside the ones in front, where the device can.
     """
 
     def __init__(
@@ -123,11 +129,14 @@ class GpuLlama:
         window: int,
         plan: DevicePlan,
         max_running: int,
+        overlap: bool = True,
     ) -> None:
         _forbid_short_arithmetic()
         device = weights.embedding.device
         tables = rope_tables(config, window)
-        self.config, self.weights, self.torch_projections = config, weights, TorchProjections(config, weights)
+        self.config, self.weights = config, weights
+        self._programmatic = overlap and can_overlap(device)
+        self.torch_projections = TorchProjections(config, weights, self._programmatic)
         self._cache, self._plan, self._max_running = cache, plan, max_running
         self._tables = RopeTables(tables.cosines.to(device), tables.sines.to(device))
         self._shape = Shape(
@@ -162,13 +171,24 @@ class GpuLlama:
     def _attention(self, qkv: torch.Tensor, layer: GpuLayer, decode_only: bool) -> torch.Tensor:
         plan, tokens = self._plan, len(qkv)
         keys, values = self._cache.keys[layer.index], self._cache.values[layer.index]
-        rope_store(qkv, plan.positions, plan.kv_slots, self._tables, layer.head_norms, keys, values)
+        tables, norms, programmatic = self._tables, layer.head_norms, self._programmatic
+        rope_store(qkv, plan.positions, plan.kv_slots, tables, norms, keys, values, programmatic)
         queries, attended = qkv[:, : self._width], self._attended[:tokens]
         works = min(tokens, self._max_running)
-        decode_attention(queries, keys, values, plan, works, self._shape, self._scratch, attended)
+        # Programs without a tile end without awaiting the kernel in front. So there must be a decode for sure, or the
+        # next kernel, which awaits this one, could start before that.
+        programmatic = programmatic and decode_only
+        decode_attention(
+            queries, keys, values, plan, works, self._shape, self._scratch, attended, programmatic=programmatic
+        )
         if not decode_only:
             chunk_attention(queries, keys, values, plan, tokens, works, self._shape, attended)
         return attended
+
+
+def can_overlap(device: torch.device) -> bool:
+    """Whether kernels may start before the one in front has ended: Hopper and later."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _forbid_short_arithmetic() -> None:

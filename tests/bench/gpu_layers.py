@@ -99,22 +99,27 @@ def floor_us(config: ModelConfig, weights: GpuWeights, tokens: int, contexts: li
     return max(read / READ_BYTES_PER_US, operations / OPERATIONS_PER_US)
 
 
-def decode_rows(name: str, config: ModelConfig, weights: GpuWeights) -> Iterator[Row]:
+def decode_rows(name: str, config: ModelConfig, weights: GpuWeights, overlap: bool) -> Iterator[Row]:
     """Steps in which every sequence has one token, by torch's products and by those for few tokens."""
     most = max(DECODES)
-    sizes = PlanSizes(most, most, most, CONTEXT // BLOCK_TOKENS + 1)
-    driver = DeviceDriver(config, weights, sizes)
+    driver = DeviceDriver(config, weights, PlanSizes(most, most, most, CONTEXT // BLOCK_TOKENS + 1), overlap)
     driver.fill_cache()
     for count in DECODES:
         driver.lengths = [CONTEXT - 1] * most
         driver.put({slot: [slot + 3] for slot in range(count)}, count)
         floor = floor_us(config, weights, count, [CONTEXT] * count, count)
-        ways: list[tuple[str, Projections | None]] = [("torch", None)]
-        if SkinnyProjections.takes(config, weights.dtype, count) and count <= SKINNY_TOKENS:
-            ways.append(("skinny", SkinnyProjections(config, weights)))
-        for way, by in ways:
+        for way, by in decode_ways(config, weights, count, overlap):
             time, nodes = replayed(lambda by=by, count=count: driver.model.forward(count, True, by))
             yield Row(f"{name} decode, {way}", count, nodes, time, floor)
+
+
+def decode_ways(
+    config: ModelConfig, weights: GpuWeights, tokens: int, overlap: bool
+) -> Iterator[tuple[str, Projections | None]]:
+    """What the products may be computed by."""
+    yield "torch" if overlap else "torch, in turn", None
+    if overlap and tokens <= SKINNY_TOKENS and SkinnyProjections.takes(config, weights.dtype, tokens):
+        yield "skinny", SkinnyProjections(config, weights)
 
 
 def prompt_rows(name: str, config: ModelConfig, weights: GpuWeights) -> Iterator[Row]:
@@ -163,7 +168,8 @@ def all_rows(names: list[str]) -> Iterator[Row]:
         config = ModelConfig.from_dict(shape_config(name))
         weights = random_weights(config, torch.bfloat16, 1)
         yield from kernel_rows(name, config, weights)
-        yield from decode_rows(name, config, weights)
+        for overlap in (False, True):
+            yield from decode_rows(name, config, weights, overlap)
         if config.hidden_size == 4096:
             yield from prompt_rows(name, config, weights)
 

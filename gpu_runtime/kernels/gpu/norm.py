@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit(do_not_specialize=["source_rows"])
@@ -25,8 +26,11 @@ def _norm_kernel(
     ADDED: tl.constexpr,
     INDEXED: tl.constexpr,
     BLOCK: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ) -> None:
     """One program a row of `out`."""
+    if PROGRAMMATIC:
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size
@@ -35,9 +39,11 @@ def _norm_kernel(
     if INDEXED:
         source_row = tl.load(index + row * index_stride).to(tl.int64)
         source_row = tl.minimum(tl.maximum(source_row, 0), source_rows - 1)
+    scales = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    if PROGRAMMATIC:
+        gdc_wait()  # all before this line was there before the step began
     at = source + source_row * size + columns
     inputs = tl.load(at, mask=mask, other=0.0)
-    scales = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
     wide = inputs.to(tl.float32)
     if ADDED:
         total = wide + tl.load(delta + row * size + columns, mask=mask, other=0.0).to(tl.float32)
@@ -48,19 +54,31 @@ def _norm_kernel(
     tl.store(out + row * size + columns, normed.to(dtype), mask=mask)
 
 
-def rms_norm(inputs: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """inputs [rows, size] and weight [size] of one type → [rows, size]."""
-    return _launch(inputs, None, None, weight, epsilon, inputs.shape[0])
+def rms_norm(inputs: torch.Tensor, weight: torch.Tensor, epsilon: float, programmatic: bool = False) -> torch.Tensor:
+    """inputs [rows, size] and weight [size] of one type → [rows, size].
+
+    Args:
+        programmatic: start beside the kernel in front, whose results are awaited (programmatic dependent launch), and
+            let the next one start; the same for the functions below.
+    """
+    return _launch(inputs, None, None, weight, epsilon, programmatic)
 
 
-def add_norm(residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+def add_norm(
+    residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, epsilon: float, programmatic: bool = False
+) -> torch.Tensor:
     """Adds delta [rows, size] to residual [rows, size] in place, and norms the sum → [rows, size]."""
-    return _launch(residual, delta, None, weight, epsilon, residual.shape[0])
+    return _launch(residual, delta, None, weight, epsilon, programmatic)
 
 
-def gather_norm(inputs: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Norms inputs[rows] → [len(rows), size]; `rows` is int32 of any stride, indexes out of range go to the nearest."""
-    return _launch(inputs, None, rows, weight, epsilon, rows.shape[0])
+def gather_norm(
+    inputs: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, epsilon: float, programmatic: bool = False
+) -> torch.Tensor:
+    """Norms inputs[rows] → [len(rows), size]; indexes out of range go to the nearest.
+
+    `rows` is int32 of any stride, and there before the step begins.
+    """
+    return _launch(inputs, None, rows, weight, epsilon, programmatic)
 
 
 def _launch(
@@ -69,17 +87,17 @@ def _launch(
     index: torch.Tensor | None,
     weight: torch.Tensor,
     epsilon: float,
-    rows: int,
+    programmatic: bool,
 ) -> torch.Tensor:
     size = source.shape[1]
-    out = source.new_empty(rows, size)
+    out = source.new_empty(len(source if index is None else index), size)
     block = triton.next_power_of_2(size)
-    _norm_kernel[(rows,)](
+    _norm_kernel[(len(out),)](
         source,
         delta,
         index,
         1 if index is None else index.stride(0),
-        source.shape[0],
+        len(source),
         weight,
         epsilon,
         out,
@@ -87,7 +105,9 @@ def _launch(
         ADDED=delta is not None,
         INDEXED=index is not None,
         BLOCK=block,
+        PROGRAMMATIC=programmatic,
         num_warps=4 if block <= 2048 else 8,
+        launch_pdl=programmatic,
     )
     return out
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from gpu_runtime.kernels.attention import RopeTables, reference_rope
 from gpu_runtime.kernels.gpu.norm import reference_norm
@@ -47,8 +48,11 @@ def _rope_store_kernel(
     NORMED: tl.constexpr,
     HEADS: tl.constexpr,
     LANES: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ) -> None:
     """One program for HEADS heads of a token; heads count through queries, keys and values."""
+    if PROGRAMMATIC:
+        gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     lane = tl.arange(0, LANES)[None, :]
@@ -56,14 +60,17 @@ def _rope_store_kernel(
     exists = (head < QUERY_HEADS + 2 * KV_HEADS) & in_head
     dtype = keys.dtype.element_ty
 
+    position = tl.load(positions + token).to(tl.int64)
+    slot = tl.load(kv_slots + token).to(tl.int64)
+    cosine = tl.load(cosines + position * HALF + lane, mask=in_head, other=0.0)
+    sine = tl.load(sines + position * HALF + lane, mask=in_head, other=0.0)
+    if PROGRAMMATIC:
+        gdc_wait()  # all before this line was there before the step began
+
     row = query_key_value + token * ((QUERY_HEADS + 2 * KV_HEADS) * 2 * HALF)
     at = row + head * (2 * HALF) + lane
     plain_first = tl.load(at, mask=exists, other=0.0)
     plain_second = tl.load(at + HALF, mask=exists, other=0.0)
-    position = tl.load(positions + token).to(tl.int64)
-    cosine = tl.load(cosines + position * HALF + lane, mask=in_head, other=0.0)
-    sine = tl.load(sines + position * HALF + lane, mask=in_head, other=0.0)
-
     first, second = plain_first.to(tl.float32), plain_second.to(tl.float32)
     if NORMED:
         squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
@@ -84,7 +91,6 @@ def _rope_store_kernel(
     tl.store(at, turned_first, mask=stored)
     tl.store(at + HALF, turned_second, mask=stored)
 
-    slot = tl.load(kv_slots + token).to(tl.int64)
     block, place = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
     key_head = head - QUERY_HEADS
     stored = exists & (key_head >= 0) & (key_head < KV_HEADS)
@@ -107,12 +113,16 @@ def rope_store(
     norms: HeadNorms | None,
     keys: torch.Tensor,
     values: torch.Tensor,
+    programmatic: bool = False,
 ) -> None:
     """Rotates the queries in place and stores rotated keys and plain values in the cache.
 
     query_key_value [tokens, (query_heads + 2 · kv_heads) · head_dim], contiguous; its keys and values stay as they
     are. positions and kv_slots int32 [tokens or more], in range: the scheduler made them. keys and values
     [blocks, kv_heads, block_tokens, head_dim]; slot s is place s % block_tokens of block s // block_tokens.
+
+    Args:
+        programmatic: as for `rms_norm`; positions, slots and tables must be there before the step begins.
     """
     _, kv_heads, block_tokens, head_dim = keys.shape
     tokens, width = query_key_value.shape
@@ -137,7 +147,9 @@ def rope_store(
         NORMED=norms is not None,
         HEADS=group,
         LANES=lanes,
+        PROGRAMMATIC=programmatic,
         num_warps=4,
+        launch_pdl=programmatic,
     )
 
 

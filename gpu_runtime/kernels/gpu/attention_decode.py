@@ -167,6 +167,22 @@ def cache_rows(
     return blocks.to(tl.int64) * BLOCK_STRIDE + (positions % TOKENS) * HEAD_DIM
 
 
+@triton.jit
+def _prefetch(cache: tl.tensor, rows: tl.tensor, HEAD_DIM: tl.constexpr) -> None:
+    """Asks the second-level cache for rows of a head, a line of 128 bytes at a time."""
+    LINE: tl.constexpr = 1024 // cache.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = triton.next_power_of_2((HEAD_DIM + LINE - 1) // LINE)
+    columns = tl.minimum(tl.arange(0, LINES) * LINE, HEAD_DIM - 1)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [cache + rows[:, None] + columns[None, :]],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 # A table's width differs between models only; without the hint one build serves them all.
 @triton.jit(do_not_specialize=["table_stride"])
 def _decode_kernel(
@@ -208,6 +224,8 @@ def _decode_kernel(
     base = tl.load(tile + _TILE_BASE)
     count = tl.load(tile + _TILE_COUNT)
     if index >= used:
+        if PROGRAMMATIC:
+            gdc_wait()  # the kernel after this one takes its end for the end of those before
         return
     work = works + work_index * WORK_WORDS
     token = tl.load(work + WORK_QUERY_START)
@@ -218,8 +236,15 @@ def _decode_kernel(
     # would survive a weight of zero.
     offsets = tl.arange(0, POSITIONS)
     blocks = tl.load(table + tl.minimum(first + offsets, end - 1) // BLOCK_TOKENS)
+    BLOCK_STRIDE: tl.constexpr = KV_HEADS * BLOCK_TOKENS * HEAD_DIM
+    keys += kv_head * BLOCK_TOKENS * HEAD_DIM
+    values += kv_head * BLOCK_TOKENS * HEAD_DIM
     if PROGRAMMATIC:
-        gdc_wait()  # all before this line is the scheduler's, which wrote it before the step began
+        # All up to here is the scheduler's, which wrote it before the step began; so is most of the cache.
+        ahead = cache_rows(blocks, tl.minimum(first + offsets, end - 1), BLOCK_STRIDE, BLOCK_TOKENS, HEAD_DIM)
+        _prefetch(keys, ahead, HEAD_DIM)
+        _prefetch(values, ahead, HEAD_DIM)
+        gdc_wait()
 
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, COLUMNS)
@@ -232,9 +257,6 @@ def _decode_kernel(
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
-    BLOCK_STRIDE: tl.constexpr = KV_HEADS * BLOCK_TOKENS * HEAD_DIM
-    keys += kv_head * BLOCK_TOKENS * HEAD_DIM
-    values += kv_head * BLOCK_TOKENS * HEAD_DIM
     for start in tl.range(first, end, POSITIONS):
         positions = tl.minimum(start + offsets, end - 1)
         cache = cache_rows(blocks, positions, BLOCK_STRIDE, BLOCK_TOKENS, HEAD_DIM)[:, None] + dims[None, :]

@@ -35,7 +35,7 @@ DECODES = (1, 8, 64, 256)
 PROMPTS = (512, 2048, 8192)
 SKINNY_TOKENS = 16
 LAUNCHES = 32
-SECONDS = 0.3
+SECONDS = 0.15
 """Of replays for a row at most; 3 are made in any case."""
 
 

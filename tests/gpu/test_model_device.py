@@ -13,6 +13,8 @@ if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device", allow_module_level=True)
 pytest.importorskip("triton", reason="triton is not installed")
 
+from gpu_runtime.kernels.attention import RopeTables
+from gpu_runtime.kernels.gpu.rope_store import rope_store
 from gpu_runtime.model.gpu_weights import load_weights, random_weights
 from gpu_runtime.model.source import open_folder
 from tests.device_plans import DeviceDriver, Known, PlanSizes, ScheduledDriver
@@ -57,8 +59,11 @@ def random_tokens(count: int) -> list[int]:
     return torch.randint(0, COMMON["vocab_size"], (count,)).tolist()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", MODELS)
+CASES = [(name, torch.float32) for name in MODELS]
+CASES += [(name, torch.bfloat16) for name in ("llama gqa 64", "llama tied 80", "mistral mqa 128", "qwen3 128")]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
 def test_chunks_and_decodes(name: str, dtype: torch.dtype) -> None:
     """Prompts in chunks, decodes beside a chunk, decodes alone; with padding and without."""
     model = device_model(name, dtype)
@@ -137,6 +142,23 @@ def test_stale_rows_and_padding_harm_nobody() -> None:
     logits = driver.step({2: tokens}, 256)
     assert relative(logits[0], whole_logits(model, tokens)[-1]) < TOLERANCE[torch.float32]
     assert logits.isfinite().all()
+
+
+def test_slots_far_into_a_large_cache() -> None:
+    """Offsets beyond 2^31 elements."""
+    blocks, kv_heads, dim = 140_000, 8, 128
+    keys, values = (torch.zeros(blocks, kv_heads, 16, dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    assert keys.numel() > 1 << 31
+    qkv = torch.randn(2, 3 * kv_heads * dim, device="cuda").bfloat16()
+    tables = RopeTables(torch.ones(1, dim // 2, device="cuda"), torch.zeros(1, dim // 2, device="cuda"))
+    positions, last = torch.zeros(2, dtype=torch.int32, device="cuda"), blocks * 16 - 1
+    slots = torch.tensor([last, 7], dtype=torch.int32, device="cuda")
+    rope_store(qkv, positions, slots, tables, None, keys, values)
+    _, expected_keys, expected_values = qkv.view(2, 3, kv_heads, dim).unbind(1)
+    for row, (block, place) in enumerate(((blocks - 1, 15), (0, 7))):
+        assert torch.equal(keys[block, :, place], expected_keys[row])
+        assert torch.equal(values[block, :, place], expected_values[row])
+    assert int(keys.any(-1).sum()) == 2 * kv_heads
 
 
 def test_random_weights_keep_activations_sane() -> None:

@@ -142,11 +142,17 @@ class LocalChain:
         try:
             self.chain.command(layout.Command.STOP)
             self._wait_end()
-            self.chain.close()
-        finally:
-            del self.chain
-            self.shared.unlink()
-            _free_device_memory(self.config.device)
+        except BaseException:
+            self.shared.unlink()  # what still runs, or has failed, keeps its memory
+            raise
+        self.release()
+
+    def release(self) -> None:
+        """Gives back what a chain that has ended, or never launched itself, holds."""
+        self.chain.close()
+        del self.chain
+        self.shared.unlink()
+        _free_device_memory(self.config.device)
 
     def _make(self, options: dict[str, Any]) -> Any:
         if self.config.device == "cpu":

@@ -171,18 +171,13 @@ class GpuLlama:
     def _attention(self, qkv: torch.Tensor, layer: GpuLayer, decode_only: bool) -> torch.Tensor:
         plan, tokens = self._plan, len(qkv)
         keys, values = self._cache.keys[layer.index], self._cache.values[layer.index]
-        tables, norms, programmatic = self._tables, layer.head_norms, self._programmatic
-        rope_store(qkv, plan.positions, plan.kv_slots, tables, norms, keys, values, programmatic)
+        tables, norms, overlap = self._tables, layer.head_norms, self._programmatic
+        rope_store(qkv, plan.positions, plan.kv_slots, tables, norms, keys, values, overlap)
         queries, attended = qkv[:, : self._width], self._attended[:tokens]
-        works = min(tokens, self._max_running)
-        # Programs without a tile end without awaiting the kernel in front. So there must be a decode for sure, or the
-        # next kernel, which awaits this one, could start before that.
-        programmatic = programmatic and decode_only
-        decode_attention(
-            queries, keys, values, plan, works, self._shape, self._scratch, attended, programmatic=programmatic
-        )
+        works, shape = min(tokens, self._max_running), self._shape
+        decode_attention(queries, keys, values, plan, works, shape, self._scratch, attended, programmatic=overlap)
         if not decode_only:
-            chunk_attention(queries, keys, values, plan, tokens, works, self._shape, attended)
+            chunk_attention(queries, keys, values, plan, tokens, works, shape, attended)
         return attended
 
 

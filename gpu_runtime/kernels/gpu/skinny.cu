@@ -7,16 +7,16 @@
 // How. Every block owns a range of output columns ("units": rows of W, or pairs of rows where gated), equal to within
 // a few, so no multiprocessor has a longer way. One warp has the copy engine bring W through a ring in shared memory,
 // in pieces of up to 32 rows x 256 columns, far ahead of their use: the ring, not registers, holds the bytes in flight.
-// Another brings x through a ring of its own in chunks of 256 columns, one for G pieces. Eight warps multiply by
-// mma.m16n8k16 with W as the left operand (16 rows) and x as the right one (8 tokens): warp w takes columns 32 w to
-// 32 w + 31 of each chunk, and the eight partial sums are added in shared memory at the end of a tile (G pieces of
-// rows, all columns).
+// Another brings x through a ring of its own in chunks of 256 columns, one for G pieces. Four warps multiply by
+// mma.m16n8k16 with W as the left operand (16 rows) and x as the right one (8 tokens): warp w takes columns 64 w to
+// 64 w + 63 of each chunk, and the four partial sums are added in shared memory at the end of a tile (G pieces of rows,
+// all columns).
 //
 // The norm: x · weight is rounded to bf16 as the operand; the scale, one number a token, is applied to the sums. The
 // squares are added up by the warps from the same operands while the first tile is multiplied.
 //
-// Order of sums: of a token's column c, warp (c mod 256) / 32 adds it, in ascending order of c, then warps are added 0
-// to 7. That holds for every kernel here, so a token's result has the same bits whatever the number of other tokens,
+// Order of sums: of a token's column c, warp (c mod 256) / 64 adds it, in ascending order of c, then warps are added 0
+// to 3. That holds for every kernel here, so a token's result has the same bits whatever the number of other tokens,
 // the kernel chosen for it, and the place of its rows in W.
 //
 // Programmatic dependent launch. A kernel's blocks may start while the kernel in front still runs. What they do before
@@ -30,14 +30,15 @@
 
 namespace blink::skinny {
 
-constexpr int kWarps = 8;  // that multiply; one copies W and one x
+constexpr int kWarps = 4;  // that multiply; one copies W and one x
 constexpr int kThreads = (kWarps + 2) * 32;
-constexpr int kChunk = 256;                    // columns
-constexpr int kBox = 64;                       // columns that the copy engine brings as rows of 128 bytes
-constexpr int kWarpColumns = kChunk / kWarps;  // two steps of mma
+constexpr int kChunk = 256;  // columns
+constexpr int kBox = 64;     // columns that the copy engine brings as rows of 128 bytes, and that a warp multiplies
+constexpr int kSteps = kBox / 16;
+constexpr int kBoxPitch = kBox * 2;
 constexpr int kPieceRows = 32;
-constexpr int kPitch = kChunk * 2 + 16;    // of x, bytes from token to token: eight tokens lie in different banks
-constexpr int kSumPitch = kPieceRows + 4;  // floats from token to token of partial sums: banks again
+constexpr int kTokenPitch = kChunk * 2 + 16;  // of x copied by rows: eight tokens lie in different banks
+constexpr int kSumPitch = kPieceRows + 4;     // floats from token to token of partial sums: banks again
 constexpr int kMaxStages = 16;
 constexpr int kMaxTokens = 64;
 
@@ -49,17 +50,19 @@ constexpr int kRingOffset = (kBarrierBytes + kSquareBytes + kSumBytes + 1023) / 
 
 enum class Kind { kProject, kResidual, kGated };
 
-// A kernel's parameters; all arrays are contiguous. `index` may be null: then token m is row m of x. The units are cut
-// into gridDim.x * tiles * G pieces of `piece_units` or one more; the two maps describe W [units, columns], gated
+// A kernel's parameters; all arrays are contiguous. Kernels of up to 16 tokens copy x by rows, where `index` may say
+// which (null: token m is row m); the others copy it in boxes, for which rows are too many copies. The units are cut
+// into gridDim.x * tiles * G pieces of `piece_units` or one more; the maps describe W [units, columns], gated
 // [2 * units, columns], in boxes of kBox columns and as many rows.
 struct Arguments {
   const TensorMap& lesser;
   const TensorMap& greater;
-  const uint16_t* x;     // [x_rows, columns]
-  const uint16_t* norm;  // [columns]; not read by kResidual
-  const uint16_t* bias;  // [rows of W] or null
-  void* out;             // [tokens, units]
-  const int32_t* index;  // token m is row index[m * index_stride] of x
+  const TensorMap& x_map;  // x [tokens, columns] in boxes of kBox columns and 8 * kTokenTiles tokens or fewer
+  const uint16_t* x;       // [x_rows, columns]
+  const uint16_t* norm;    // [columns]; not read by kResidual
+  const uint16_t* bias;    // [rows of W] or null
+  void* out;               // [tokens, units]
+  const int32_t* index;    // token m is row index[m * index_stride] of x
   int index_stride, x_rows, tokens, columns, units;
   float epsilon;
   int tiles, piece_units;
@@ -89,6 +92,10 @@ struct Ring {
 template <Kind kKind, bool kFloat, int kTokenTiles, int kPieces>
 struct Kernel {
   static constexpr bool kGated = kKind == Kind::kGated, kNormed = kKind != Kind::kResidual;
+  static constexpr int kWarpTokens = 8 / kWarps;
+  static constexpr bool kBoxed = kTokenTiles > 2;
+  using Tokens = uint32_t[kTokenTiles][2 * kSteps];  // 8 tokens x 8 columns each
+  using Added = float[kPieces][kTokenTiles][kWarpTokens];
   using Sums = float[kPieces][2][kTokenTiles][4];  // [piece][16 rows][8 tokens][of mma]
 
   const Arguments& a;
@@ -108,7 +115,7 @@ struct Kernel {
         squares(reinterpret_cast<float*>(shared + kBarrierBytes)),
         partial(reinterpret_cast<float*>(shared + kBarrierBytes + kSquareBytes)) {
     const uint32_t base = shared_address(shared);
-    const int w_bytes = piece_rows * kChunk * (kGated ? 4 : 2), x_bytes = (a.tokens + (kNormed ? 1 : 0)) * kPitch;
+    const int w_bytes = piece_rows * kChunk * (kGated ? 4 : 2), x_bytes = x_stage_bytes();
     w = Ring{base, base + 8 * kMaxStages, base + kRingOffset, a.w_stages, w_bytes};
     x = Ring{base + 16 * kMaxStages, base + 24 * kMaxStages, w.data + a.w_stages * w_bytes, a.x_stages, x_bytes};
   }
@@ -137,6 +144,15 @@ struct Kernel {
     }
     fence_barrier_init();
   }
+
+  // The norm's weight lies behind the tokens.
+  __device__ __forceinline__ int norm_offset() const {
+    return kBoxed ? boxed_tokens() * kChunk * 2 : a.tokens * kTokenPitch;
+  }
+  __device__ __forceinline__ int x_stage_bytes() const {
+    return norm_offset() + (!kNormed ? 0 : kBoxed ? 1024 : kTokenPitch);
+  }
+  __device__ __forceinline__ int boxed_tokens() const { return (a.tokens + 7) / 8 * 8; }
 
   __device__ __forceinline__ int columns_of(int chunk) const { return min(kChunk, a.columns - chunk * kChunk); }
 
@@ -181,35 +197,38 @@ struct Kernel {
   // Boxes behind each other, gated: all of the gate's, then the other half's.
   __device__ __forceinline__ void copy_piece(Range units, int chunk, uint64_t policy) {
     const TensorMap& map = units.count > a.piece_units ? a.greater : a.lesser;
-    const int boxes = (columns_of(chunk) + kBox - 1) / kBox, box_bytes = piece_rows * kBox * 2;
-    barrier_arrive_expect(w.full_barrier(), boxes * units.count * kBox * (kGated ? 4 : 2));
+    const int boxes = columns_of(chunk) / kBox, box_bytes = piece_rows * kBoxPitch;
+    barrier_arrive_expect(w.full_barrier(), boxes * units.count * kBoxPitch * (kGated ? 2 : 1));
     for (int box = 0; box < boxes; ++box) {
       const uint32_t to = w.here() + box * box_bytes;
       const int column = chunk * kChunk + box * kBox;
       box_copy(to, map, column, units.begin, w.full_barrier(), policy);
-      if (kGated) box_copy(to + 4 * box_bytes, map, column, a.units + units.begin, w.full_barrier(), policy);
+      if (kGated) box_copy(to + kWarps * box_bytes, map, column, a.units + units.begin, w.full_barrier(), policy);
     }
     w.advance();
   }
 
-  // Tokens behind each other, then the norm's weight.
   __device__ __forceinline__ void copy_x() {
     const uint64_t often = read_often_policy();
-    const uint16_t* rows[2] = {x_row(lane), x_row(lane + 32)};
+    const uint16_t* row = kBoxed ? nullptr : x_row(lane);
     for (int tile = 0; tile < a.tiles; ++tile) {
       for (int chunk = 0; chunk < chunks; ++chunk) {
         const int bytes = columns_of(chunk) * 2;
         barrier_wait(x.empty_barrier(), x.parity ^ 1);
-        if (lane == 0) barrier_arrive_expect(x.full_barrier(), (a.tokens + (kNormed ? 1 : 0)) * bytes);
+        if (lane == 0) {
+          const int rows = kBoxed ? boxed_tokens() : a.tokens;
+          barrier_arrive_expect(x.full_barrier(), (rows + (kNormed ? 1 : 0)) * bytes);
+        }
         sync_warp();
-#pragma unroll
-        for (int half = 0; half < (kTokenTiles > 4 ? 2 : 1); ++half) {
-          const int token = lane + half * 32;
-          if (token >= a.tokens) continue;
-          bulk_copy(x.here() + token * kPitch, rows[half] + chunk * kChunk, bytes, x.full_barrier(), often);
+        if (kBoxed) {
+          const uint32_t to = x.here() + lane * boxed_tokens() * kBoxPitch;
+          const int column = chunk * kChunk + lane * kBox;
+          if (lane < bytes / kBoxPitch) box_copy(to, a.x_map, column, 0, x.full_barrier(), often);
+        } else if (lane < a.tokens) {
+          bulk_copy(x.here() + lane * kTokenPitch, row + chunk * kChunk, bytes, x.full_barrier(), often);
         }
         if (kNormed && lane == 31) {
-          bulk_copy(x.here() + a.tokens * kPitch, a.norm + chunk * kChunk, bytes, x.full_barrier(), often);
+          bulk_copy(x.here() + norm_offset(), a.norm + chunk * kChunk, bytes, x.full_barrier(), often);
         }
         x.advance();
       }
@@ -227,18 +246,18 @@ struct Kernel {
   __device__ __forceinline__ void multiply_tile(int tile) {
     Sums sums = {};
     float square[kTokenTiles] = {};
-    float added[kPieces][kTokenTiles];
+    Added added;
     load_added(added, tile);
     for (int chunk = 0; chunk < chunks; ++chunk) {
       // At the end of the columns some warps have none.
-      multiply_chunk(sums, square, warp * kWarpColumns < columns_of(chunk), kNormed && tile == 0);
+      multiply_chunk(sums, square, warp * kBox < columns_of(chunk), kNormed && tile == 0);
     }
     if (kNormed && tile == 0) store_squares(square);
     finish_tile(sums, added, tile);
   }
 
   __device__ __forceinline__ void multiply_chunk(Sums& sums, float (&square)[kTokenTiles], bool any, bool squaring) {
-    uint32_t tokens[kTokenTiles][4];  // 8 tokens x 32 columns each
+    Tokens tokens;
     barrier_wait(x.full_barrier(), x.parity);
     if (any) {
       load_tokens(tokens);
@@ -260,73 +279,79 @@ struct Kernel {
     ring.advance();
   }
 
-  // Rows past the last token repeat it: their sums are dropped.
-  __device__ __forceinline__ void load_tokens(uint32_t (&tokens)[kTokenTiles][4]) const {
-    const uint32_t column = (warp * kWarpColumns + lane / 8 * 8) * 2;
+  // By rows: those past the last token repeat it. In boxes: they are zeros or another box's. Their sums are dropped.
+  __device__ __forceinline__ void load_tokens(Tokens& tokens) const {
 #pragma unroll
     for (int tile = 0; tile < kTokenTiles; ++tile) {
-      const int token = min(tile * 8 + lane % 8, a.tokens - 1);
-      load_matrices(tokens[tile], x.here() + token * kPitch + column);
+      const int wanted = tile * 8 + lane % 8;
+      uint32_t (&first)[4] = reinterpret_cast<uint32_t (&)[4]>(tokens[tile][0]);
+      uint32_t (&second)[4] = reinterpret_cast<uint32_t (&)[4]>(tokens[tile][4]);
+      if (kBoxed) {
+        const int token = min(wanted, boxed_tokens() - 8 + lane % 8);
+        const uint32_t row = x.here() + (warp * boxed_tokens() + token) * kBoxPitch + ((lane / 8 ^ lane % 8) << 4);
+        load_matrices(first, row);
+        load_matrices(second, row ^ 64);
+      } else {
+        const uint32_t row = x.here() + min(wanted, a.tokens - 1) * kTokenPitch + warp * kBoxPitch + lane / 8 * 16;
+        load_matrices(first, row);
+        load_matrices(second, row + 64);
+      }
     }
   }
 
   // In part i of a token tile a lane holds columns 8 i + 2 (lane % 4) and the next of token lane / 4.
-  __device__ __forceinline__ void add_squares(float (&square)[kTokenTiles],
-                                              const uint32_t (&tokens)[kTokenTiles][4]) const {
+  __device__ __forceinline__ void add_squares(float (&square)[kTokenTiles], const Tokens& tokens) const {
 #pragma unroll
     for (int tile = 0; tile < kTokenTiles; ++tile) {
 #pragma unroll
-      for (int part = 0; part < 4; ++part) {
+      for (int part = 0; part < 2 * kSteps; ++part) {
         const float low = low_of(tokens[tile][part]), high = high_of(tokens[tile][part]);
         square[tile] += low * low + high * high;
       }
     }
   }
 
-  __device__ __forceinline__ void weigh(uint32_t (&tokens)[kTokenTiles][4]) const {
-    const uint32_t weights = x.here() + a.tokens * kPitch + (warp * kWarpColumns + lane % 4 * 2) * 2;
+  __device__ __forceinline__ void weigh(Tokens& tokens) const {
+    const uint32_t weights = x.here() + norm_offset() + warp * kBoxPitch + lane % 4 * 4;
 #pragma unroll
-    for (int part = 0; part < 4; ++part) {
+    for (int part = 0; part < 2 * kSteps; ++part) {
       const uint32_t weight = load_word(weights + part * 16);
 #pragma unroll
       for (int tile = 0; tile < kTokenTiles; ++tile) tokens[tile][part] = multiply_pairs(tokens[tile][part], weight);
     }
   }
 
-  __device__ __forceinline__ void multiply_piece(float (&sums)[2][kTokenTiles][4],
-                                                 const uint32_t (&tokens)[kTokenTiles][4]) const {
-    uint32_t rows[2][2][4];  // 16 rows x 16 columns each
+  __device__ __forceinline__ void multiply_piece(float (&sums)[2][kTokenTiles][4], const Tokens& tokens) const {
+    const uint32_t upper = w.here() + row_offset(0), lower = w.here() + row_offset(1);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t row = w.here() + row_offset(half);
-      load_matrices(rows[0][half], row);
-      load_matrices(rows[1][half], row ^ 32);
-    }
-#pragma unroll
-    for (int step = 0; step < 2; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t rows[2][4];  // 16 rows x 16 columns each
+      load_matrices(rows[0], upper ^ step * 32);
+      load_matrices(rows[1], lower ^ step * 32);
 #pragma unroll
       for (int tile = 0; tile < kTokenTiles; ++tile) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          multiply(sums[half][tile], rows[step][half], tokens[tile][2 * step], tokens[tile][2 * step + 1]);
+          multiply(sums[half][tile], rows[half], tokens[tile][2 * step], tokens[tile][2 * step + 1]);
         }
       }
     }
   }
 
-  // Where in a piece the 16 bytes are that this lane gives to load_matrices for the first 16 columns; those for the
-  // next are two groups on, and since groups are exchanged by exclusive or, at ^ 32. Rows past the piece's end are
-  // taken from its first eight: their sums are dropped.
+  // Where in a piece the 16 bytes are that this lane gives to load_matrices for the first 16 columns. Those for later
+  // steps are two groups on each, and since groups are exchanged by exclusive or, at ^ 32 * step. Rows past the piece's
+  // end are taken from its first eight: their sums are dropped.
   __device__ __forceinline__ uint32_t row_offset(int half) const {
     const int wanted = lane % 16 + (kGated ? 0 : half * 16), row = wanted < piece_rows ? wanted : lane % 8;
-    const int box = warp / 2 + (kGated ? half * 4 : 0), group = warp % 2 * 4 + lane / 16;
-    return (box * piece_rows + row) * kBox * 2 + ((group ^ lane % 8) << 4);
+    const int box = warp + (kGated ? half * kWarps : 0);
+    return (box * piece_rows + row) * kBoxPitch + ((lane / 16 ^ lane % 8) << 4);
   }
 
-  // --- the end of a tile: thread t of 256 has row t % 32 of the piece and token t / 32 of the token tile -------------
+  // --- the end of a tile: lane r has row r of the piece, warp w tokens w and w + 4 of a token tile
+  // --------------------
 
   // Bias and residual, asked for long before they are added. Gated: lanes from 16 on have rows of the other half.
-  __device__ __forceinline__ void load_added(float (&added)[kPieces][kTokenTiles], int in_tile) const {
+  __device__ __forceinline__ void load_added(Added& added, int in_tile) const {
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
       const Range of = piece_of(in_tile, piece);
@@ -335,11 +360,12 @@ struct Kernel {
       const int row = of.begin + unit + (kGated && lane >= 16 ? a.units : 0);
       const float bias = inside && a.bias != nullptr ? wide(a.bias[row]) : 0.0f;
 #pragma unroll
-      for (int tile = 0; tile < kTokenTiles; ++tile) {
-        const int token = tile * 8 + warp;
-        added[piece][tile] = bias;
+      for (int i = 0; i < kTokenTiles * kWarpTokens; ++i) {
+        const int token = i * kWarps + warp;
+        float& value = added[piece][i / kWarpTokens][i % kWarpTokens];
+        value = bias;
         if (kKind == Kind::kResidual && inside && token < a.tokens) {
-          added[piece][tile] += wide(static_cast<const uint16_t*>(a.out)[out_at(token, row)]);
+          value += wide(static_cast<const uint16_t*>(a.out)[out_at(token, row)]);
         }
       }
     }
@@ -368,8 +394,7 @@ struct Kernel {
     return inverse_root(sum / static_cast<float>(a.columns) + a.epsilon);
   }
 
-  __device__ __forceinline__ void finish_tile(const Sums& sums, const float (&added)[kPieces][kTokenTiles],
-                                              int in_tile) const {
+  __device__ __forceinline__ void finish_tile(const Sums& sums, const Added& added, int in_tile) const {
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
       const Range of = piece_of(in_tile, piece);
@@ -378,7 +403,8 @@ struct Kernel {
         if (tile * 8 >= a.tokens) continue;
         store_partial(sums[piece], tile);
         sync_threads_below(kWarps * 32);
-        store_out(added[piece][tile], of, tile * 8 + warp);
+#pragma unroll
+        for (int i = 0; i < kWarpTokens; ++i) store_out(added[piece][tile][i], of, tile, i * kWarps + warp);
         sync_threads_below(kWarps * 32);
       }
     }
@@ -395,10 +421,11 @@ struct Kernel {
     }
   }
 
-  __device__ __forceinline__ void store_out(float added, Range of, int token) const {
+  __device__ __forceinline__ void store_out(float added, Range of, int tile, int token_of_tile) const {
+    const int token = tile * 8 + token_of_tile;
     float sum = 0;
 #pragma unroll
-    for (int from = 0; from < kWarps; ++from) sum += partial[(from * 8 + warp) * kSumPitch + lane];
+    for (int from = 0; from < kWarps; ++from) sum += partial[(from * 8 + token_of_tile) * kSumPitch + lane];
     sum = sum * scale_of(token) + added;
     const float value = kGated ? silu(sum) * shuffle_down(sum, 16) : sum;
     if (lane >= of.count || token >= a.tokens) return;
@@ -417,13 +444,14 @@ struct Kernel {
 #define BLINK_SKINNY(name, kind, is_float, token_tiles, pieces, blocks)                                                \
   extern "C" __global__ void __launch_bounds__(blink::skinny::kThreads, blocks)                                        \
       name(const __grid_constant__ blink::skinny::TensorMap lesser,                                                    \
-           const __grid_constant__ blink::skinny::TensorMap greater, const uint16_t* x, const uint16_t* norm,          \
+           const __grid_constant__ blink::skinny::TensorMap greater,                                                   \
+           const __grid_constant__ blink::skinny::TensorMap x_map, const uint16_t* x, const uint16_t* norm,            \
            const uint16_t* bias, void* out, const int32_t* index, int index_stride, int x_rows, int tokens,            \
            int columns, int units, float epsilon, int tiles, int piece_units, int w_stages, int x_stages, int early) { \
     extern __shared__ __align__(1024) unsigned char shared[];                                                          \
-    const blink::skinny::Arguments arguments{lesser,  greater,      x,           norm,     bias,     out,              \
-                                             index,   index_stride, x_rows,      tokens,   columns,  units,            \
-                                             epsilon, tiles,        piece_units, w_stages, x_stages, early};           \
+    const blink::skinny::Arguments arguments{lesser, greater,      x_map,    x,        norm,    bias,  out,            \
+                                             index,  index_stride, x_rows,   tokens,   columns, units, epsilon,        \
+                                             tiles,  piece_units,  w_stages, x_stages, early};                         \
     blink::skinny::Kernel<blink::skinny::Kind::kind, is_float, token_tiles, pieces>(arguments, shared).run();          \
   }
 

@@ -20,12 +20,13 @@ from gpu_runtime.cuda.module import CudaModule, Kernel
 
 MAX_TOKENS = 64
 
-_THREADS = 320
+_THREADS = 192
 _CHUNK_COLUMNS = 256
 _BOX_COLUMNS = 64
 _PIECE_ROWS = 32
-_PITCH = 2 * _CHUNK_COLUMNS + 16
-_RING_OFFSET = 12 << 10
+_TOKEN_PITCH = 2 * _CHUNK_COLUMNS + 16
+_ROWS_COPIED = 16
+_RING_OFFSET = 6 << 10
 _MAX_STAGES = 16
 # Of a multiprocessor's 228 KiB, each block takes 1 KiB more than it asks for; two blocks of the smaller kernels fit.
 _HALF_SHARED_BYTES = (228 << 10) // 2 - 1024
@@ -68,7 +69,13 @@ class Schedule:
 
 def supports(tokens: int, columns: int, units: int, dtype: torch.dtype) -> bool:
     """Whether the kernels here take `tokens` rows of `columns` numbers and give `units` (for each of them)."""
-    return dtype == torch.bfloat16 and 0 < tokens <= MAX_TOKENS and columns > 0 and columns % 32 == 0 and units > 0
+    return (
+        dtype == torch.bfloat16
+        and 0 < tokens <= MAX_TOKENS
+        and columns > 0
+        and columns % _BOX_COLUMNS == 0
+        and units > 0
+    )
 
 
 @cache
@@ -89,12 +96,23 @@ def schedule(kind: str, tokens: int, columns: int, units: int, blocks: int) -> S
     piece_units, more = divmod(units, blocks * tiles * pieces)
     piece_rows = -(-(piece_units + (more > 0)) // 8) * 8
     budget = (_WHOLE_SHARED_BYTES if limit == MAX_TOKENS else _HALF_SHARED_BYTES) - _RING_OFFSET
-    x_bytes, w_bytes = (tokens + normed) * _PITCH, piece_rows * unit_rows * 2 * _CHUNK_COLUMNS
+    x_bytes, w_bytes = _x_stage_bytes(tokens, normed), piece_rows * unit_rows * 2 * _CHUNK_COLUMNS
     steps = tiles * -(-columns // _CHUNK_COLUMNS)
     x_stages = min(max(2, budget // 4 // x_bytes), 8, max(2, steps))
     w_stages = min((budget - x_stages * x_bytes) // w_bytes, _MAX_STAGES, steps * pieces)
     shared = _RING_OFFSET + x_stages * x_bytes + w_stages * w_bytes
     return Schedule(blocks, limit, pieces, tiles, piece_units, piece_rows, w_stages, x_stages, shared)
+
+
+def _x_stage_bytes(tokens: int, normed: bool) -> int:
+    """Bytes of 256 columns of the tokens, and of the norm's weight, in shared memory."""
+    if tokens > _ROWS_COPIED:
+        return _boxed(tokens) * 2 * _CHUNK_COLUMNS + 1024 * normed
+    return (tokens + normed) * _TOKEN_PITCH
+
+
+def _boxed(tokens: int) -> int:
+    return -(-tokens // 8) * 8
 
 
 class SkinnyKernels:
@@ -126,6 +144,8 @@ class SkinnyKernels:
         if dtype not in (torch.bfloat16, torch.float32):
             raise ValueError(f"results are bfloat16 or float32, not {dtype}")
         out = torch.empty(len(inputs if rows is None else rows), len(weight), dtype=dtype, device=inputs.device)
+        if rows is not None and len(rows) > _ROWS_COPIED:
+            inputs, rows = inputs.index_select(0, rows.clamp(0, len(inputs) - 1)), None
         kind = "project_float" if dtype == torch.float32 else "project"
         self._launch(kind, inputs, weight, out, norm=norm, bias=bias, rows=rows)
         return out
@@ -165,6 +185,7 @@ class SkinnyKernels:
         arguments: list[Any] = [
             _tensor_map(weight, cut.piece_units),
             _tensor_map(weight, cut.piece_units + 1),
+            _tensor_map(inputs[:tokens], _boxed(tokens)),
             *(ctypes.c_void_p(None if array is None else array.data_ptr()) for array in arrays),
             *(ctypes.c_int32(size) for size in sizes),
             ctypes.c_float(0.0 if norm is None else norm.epsilon),

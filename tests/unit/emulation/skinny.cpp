@@ -72,7 +72,7 @@ void run_block(int threads, int shared_bytes, uint32_t seed, const std::function
 }  // namespace emulation
 
 using blink::skinny::TensorMap;
-using SkinnyKernel = void(TensorMap, TensorMap, const uint16_t*, const uint16_t*, const uint16_t*, void*,
+using SkinnyKernel = void(TensorMap, TensorMap, TensorMap, const uint16_t*, const uint16_t*, const uint16_t*, void*,
                           const int32_t*, int, int, int, int, int, float, int, int, int, int, int);
 
 struct LateArray {
@@ -96,12 +96,13 @@ extern "C" int run_skinny(SkinnyKernel* kernel, int blocks, int shared_bytes, ui
   };
   const TensorMap lesser{weight, columns, weight_rows, piece_units};
   const TensorMap greater{weight, columns, weight_rows, piece_units + 1};
+  const TensorMap x_map{x, columns, tokens, (tokens + 7) / 8 * 8};
   gridDim.x = blocks;
   for (int i = 0; i < blocks; ++i) {
     blockIdx.x = static_cast<int>((seed + i) % blocks);
     emulation::run_block(blink::skinny::kThreads, shared_bytes, seed + blockIdx.x, [&] {
-      kernel(lesser, greater, x, norm, bias, out, index, index_stride, x_rows, tokens, columns, units, epsilon, tiles,
-             piece_units, w_stages, x_stages, early);
+      kernel(lesser, greater, x_map, x, norm, bias, out, index, index_stride, x_rows, tokens, columns, units, epsilon,
+             tiles, piece_units, w_stages, x_stages, early);
     });
     let_in = let_in && machine.let_in;
   }

@@ -42,12 +42,11 @@ inline void prefetch_map(const TensorMap&) {}
 // CUDA driver API, "Tensor Map Object Management": boxes of 64 columns, 128-byte swizzle, zeros outside of the matrix.
 inline void box_copy(uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier, uint64_t) {
   if (to % 1024 != 0) emulation::fail("a box is not aligned");
-  if (row < 0 || row + map.box_rows > map.rows) emulation::fail("a box leaves the matrix's rows");
   for (int64_t y = 0; y < map.box_rows; ++y) {
     for (int group = 0; group < 8; ++group) {
       const uint32_t at = to + static_cast<uint32_t>(y) * 128;
       const int64_t x = column + group * 8;
-      const uint16_t* from = x < map.columns ? map.matrix + (row + y) * map.columns + x : nullptr;
+      const uint16_t* from = x < map.columns && row + y < map.rows ? map.matrix + (row + y) * map.columns + x : nullptr;
       emulation::start_copy(at + ((group ^ (at / 128 % 8)) << 4), from, 16, barrier);
     }
   }

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from gpu_runtime.model.device_plan import DevicePlan, decode_tiles_max
+from gpu_runtime.scheduler import layout
 from tests.attention_cases import BLOCK, Case, block_table, plan
 
 BYTES_PER_SECOND = 4.40e12
@@ -108,6 +109,12 @@ class Bench:
         return plan(replace(self.case, span=span), self.table, "cuda")
 
 
+def planned_span(works: int) -> int:
+    """What the scheduler would choose: the contexts shared out over the spare tiles."""
+    spare = decode_tiles_max(works) - works
+    return -(-works * CONTEXT // (spare * layout.DECODE_TILE_STEP)) * layout.DECODE_TILE_STEP
+
+
 def decode_timings(name: str, works: int, in_use_only: bool) -> Iterator[Timing]:
     """Decodes of one context."""
     from gpu_runtime.kernels.gpu.attention_decode import DecodeConfig, DecodeScratch, decode_attention, decode_config
@@ -120,6 +127,7 @@ def decode_timings(name: str, works: int, in_use_only: bool) -> Iterator[Timing]
     own = decode_config(head_dim, DTYPE)
     others = [] if in_use_only else [DecodeConfig(*sizes) for sizes in DECODE_CONFIGS]
     spans = [span for span in SPANS if works * -(-CONTEXT // span) <= decode_tiles_max(works)]
+    spans = [planned_span(works)] if in_use_only else spans
     for config, span in product(dict.fromkeys([own, *others]), spans):
         in_memory = bench.plan(span)
         launches = [
@@ -127,7 +135,8 @@ def decode_timings(name: str, works: int, in_use_only: bool) -> Iterator[Timing]
             for keys, values in bench.caches
         ]
         label = f"span {span}, {config.positions} positions, {config.warps} warps, {config.stages} stages"
-        yield Timing(f"{name} decode, {works} x {CONTEXT}", label, *bench.measure(launches), floor, config == own)
+        in_use = config == own and span == planned_span(works)
+        yield Timing(f"{name} decode, {works} x {CONTEXT}", label, *bench.measure(launches), floor, in_use)
 
 
 def chunk_timings(name: str, tokens: int, in_use_only: bool) -> Iterator[Timing]:
@@ -170,14 +179,14 @@ def all_timings(in_use_only: bool) -> Iterator[Timing]:
 
 
 def print_table(timings: Sequence[Timing]) -> None:
-    """Two lines for each case: the configuration in use at its best span, and the best of all."""
+    """Two lines for each case: the configuration in use at the span that the scheduler takes, and the best of all."""
     print("\nus (times the floor)")
     for case in dict.fromkeys(timing.case for timing in timings):
         own = [timing for timing in timings if timing.case == case and timing.config != TORCH]
         theirs = [
             f", torch {timing.microseconds:.1f}" for timing in timings if timing.case == case and timing not in own
         ]
-        used = min((timing for timing in own if timing.in_use), key=lambda timing: timing.microseconds)
+        used = next(timing for timing in own if timing.in_use)
         best = min(own, key=lambda timing: timing.microseconds)
         print(f"{case}: floor {used.floor:.1f}{''.join(theirs)}, worst error {max(timing.error for timing in own):.1e}")
         for word, found in (("in use", used), ("best", best)):

@@ -160,14 +160,6 @@ def decode_attention(
 
 
 @triton.jit
-def cache_rows(
-    blocks: tl.tensor, positions: tl.tensor, BLOCK_STRIDE: tl.constexpr, TOKENS: tl.constexpr, HEAD_DIM: tl.constexpr
-) -> tl.tensor:
-    """Where the rows of `positions`, which lie in `blocks`, begin in a head's cache."""
-    return blocks.to(tl.int64) * BLOCK_STRIDE + (positions % TOKENS) * HEAD_DIM
-
-
-@triton.jit
 def _prefetch(cache: tl.tensor, rows: tl.tensor, HEAD_DIM: tl.constexpr) -> None:
     """Asks the second-level cache for rows of a head, a line of 128 bytes at a time."""
     LINE: tl.constexpr = 1024 // cache.dtype.element_ty.primitive_bitwidth
@@ -216,14 +208,14 @@ def _decode_kernel(
     kv_head = tl.program_id(0)
     index = tl.program_id(1)
     tile = tiles + index * TILE_WORDS
-    used = tl.load(header + _DECODE_TILES)
+    step_tiles = tl.load(header + _DECODE_TILES)
     span = tl.load(header + _DECODE_SPAN)
     # Read beside the header rather than after it: a tile that is not the step's is there all the same.
     work_index = tl.load(tile + TILE_WORK)
     first = tl.load(tile + TILE_FIRST)
     base = tl.load(tile + _TILE_BASE)
     count = tl.load(tile + _TILE_COUNT)
-    if index >= used:
+    if index >= step_tiles:
         if PROGRAMMATIC:
             gdc_wait()  # the kernel after this one takes its end for the end of those before
         return
@@ -232,16 +224,16 @@ def _decode_kernel(
     end = tl.minimum(first + span, tl.load(work + WORK_CONTEXT))
     table = block_table + tl.load(work + WORK_SLOT).to(tl.int64) * table_stride
 
-    # Positions past the end stand for the last one: every row that is read was written, so none can hold a NaN that
-    # would survive a weight of zero.
+    # A tile starts with a block, so a row's place in its block stays the same.
     offsets = tl.arange(0, POSITIONS)
-    blocks = tl.load(table + tl.minimum(first + offsets, end - 1) // BLOCK_TOKENS)
+    columns = table + (first + offsets) // BLOCK_TOKENS
+    blocks = tl.load(columns, first + offsets < end, other=0)
     BLOCK_STRIDE: tl.constexpr = KV_HEADS * BLOCK_TOKENS * HEAD_DIM
     keys += kv_head * BLOCK_TOKENS * HEAD_DIM
     values += kv_head * BLOCK_TOKENS * HEAD_DIM
     if PROGRAMMATIC:
         # All up to here is the scheduler's, which wrote it before the step began; so is most of the cache.
-        ahead = cache_rows(blocks, tl.minimum(first + offsets, end - 1), BLOCK_STRIDE, BLOCK_TOKENS, HEAD_DIM)
+        ahead = blocks.to(tl.int64) * BLOCK_STRIDE + (offsets % BLOCK_TOKENS) * HEAD_DIM
         _prefetch(keys, ahead, HEAD_DIM)
         _prefetch(values, ahead, HEAD_DIM)
         gdc_wait()
@@ -257,18 +249,22 @@ def _decode_kernel(
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    inner = (offsets % BLOCK_TOKENS).to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
     for start in tl.range(first, end, POSITIONS):
-        positions = tl.minimum(start + offsets, end - 1)
-        cache = cache_rows(blocks, positions, BLOCK_STRIDE, BLOCK_TOKENS, HEAD_DIM)[:, None] + dims[None, :]
-        blocks = tl.load(table + tl.minimum(start + POSITIONS + offsets, end - 1) // BLOCK_TOKENS)
-        key = tl.load(keys + cache, used_dims, other=0.0)
+        cache = blocks.to(tl.int64)[:, None] * BLOCK_STRIDE + inner
+        columns += POSITIONS // BLOCK_TOKENS
+        blocks = tl.load(columns, start + POSITIONS + offsets < end, other=0)
+        inside = start + offsets < end
+        # What lies past the context may be no number, and that times a weight of zero would be none either.
+        used = inside[:, None] & used_dims
+        key = tl.load(keys + cache, used, other=0.0)
         scores = tl.dot(query, key.T, input_precision="ieee") * scale
-        scores = tl.where((start + offsets)[None, :] < end, scores, float("-inf"))
+        scores = tl.where(inside[None, :], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         weights = tl.exp2(scores - new_peak[:, None])
         keep = tl.exp2(peak - new_peak)
         total = total * keep + tl.sum(weights, 1)
-        value = tl.load(values + cache, used_dims, other=0.0)
+        value = tl.load(values + cache, used, other=0.0)
         acc = tl.dot(weights.to(value.dtype), value, acc * keep[:, None], input_precision="ieee")
         peak = new_peak
 

@@ -24,7 +24,6 @@ from gpu_runtime.kernels.gpu.attention_decode import (
     WORK_QUERY_START,
     WORK_SLOT,
     WORK_WORDS,
-    cache_rows,
     check_arguments,
 )
 from gpu_runtime.model.device_plan import DevicePlan, chunk_tiles_max
@@ -229,12 +228,22 @@ def _attend(
     dims = tl.arange(0, COLUMNS)
     used_dims = dims[None, :] < HEAD_DIM
     offsets = tl.arange(0, POSITIONS)
-    blocks = tl.load(table + tl.minimum(begin + offsets, end - 1) // BLOCK_TOKENS)
+    # Positions are taken from a block's start on, so that a row's place in its block stays the same.
+    inner = (offsets % BLOCK_TOKENS).to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
+    columns = table + offsets // BLOCK_TOKENS
+    blocks = tl.load(columns + begin // BLOCK_TOKENS, begin + offsets < end, other=0)
     for start in tl.range(begin, stop, POSITIONS):
-        positions = tl.minimum(start + offsets, end - 1)
-        cache = cache_rows(blocks, positions, BLOCK_STRIDE, BLOCK_TOKENS, HEAD_DIM)[:, None] + dims[None, :]
-        blocks = tl.load(table + tl.minimum(start + POSITIONS + offsets, end - 1) // BLOCK_TOKENS)
-        key = tl.load(keys + cache, used_dims, other=0.0)
+        cache = blocks.to(tl.int64)[:, None] * BLOCK_STRIDE + inner
+        following = start + POSITIONS
+        if MASKED:
+            known = following + offsets < end
+            # What lies past the context may be no number, and that times a weight of zero would be none either.
+            used = used_dims & (start + offsets < end)[:, None]
+        else:
+            known = following < stop
+            used = used_dims
+        blocks = tl.load(columns + following // BLOCK_TOKENS, known, other=0)
+        key = tl.load(keys + cache, used, other=0.0)
         scores = tl.dot(query, key.T, input_precision="ieee")
         if MASKED:
             own = position + tl.arange(0, ROWS)
@@ -243,7 +252,7 @@ def _attend(
         weights = tl.exp2(scores * scale - new_peak[:, None])
         keep = tl.exp2(peak - new_peak)
         total = total * keep + tl.sum(weights, 1)
-        value = tl.load(values + cache, used_dims, other=0.0)
+        value = tl.load(values + cache, used, other=0.0)
         acc = tl.dot(weights.to(value.dtype), value, acc * keep[:, None], input_precision="ieee")
         peak = new_peak
     return peak, total, acc

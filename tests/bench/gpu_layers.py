@@ -10,11 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from gpu_runtime.kernels.attention import RopeTables
 from gpu_runtime.kernels.gpu.gated import silu_mul
@@ -23,16 +26,18 @@ from gpu_runtime.kernels.gpu.rope_store import rope_store
 from gpu_runtime.model.config import ModelConfig
 from gpu_runtime.model.gpu_llama import KVCache, Projections
 from gpu_runtime.model.gpu_skinny import SkinnyProjections
-from gpu_runtime.model.gpu_weights import GpuWeights, random_weights
+from gpu_runtime.model.gpu_weights import GpuWeights, load_weights, random_weights
 from gpu_runtime.model.rope import rope_tables
+from gpu_runtime.model.source import open_folder
 from tests.device_plans import BLOCK_TOKENS, DeviceDriver, PlanSizes
-from tests.shapes import SHAPES, shape_config
+from tests.shapes import SHAPES, shape_config, write_folder
 
 READ_BYTES_PER_US = 4.40e6
 OPERATIONS_PER_US = 790e6
 CONTEXT = 1024
 DECODES = (1, 8, 64, 256)
 PROMPTS = (512, 2048, 8192)
+PROMPTED, LOADED = "Llama-3.1-8B", "Llama-3.2-1B"
 SKINNY_TOKENS = 16
 LAUNCHES = 32
 SECONDS = 0.15
@@ -109,8 +114,8 @@ def decode_rows(name: str, config: ModelConfig, weights: GpuWeights, overlap: bo
         driver.put({slot: [slot + 3] for slot in range(count)}, count)
         floor = floor_us(config, weights, count, [CONTEXT] * count, count)
         for way, by in decode_ways(config, weights, count, overlap):
-            time, nodes = replayed(lambda by=by, count=count: driver.model.forward(count, True, by))
-            yield Row(f"{name} decode, {way}", count, nodes, time, floor)
+            microseconds, nodes = replayed(lambda by=by, count=count: driver.model.forward(count, True, by))
+            yield Row(f"{name} decode, {way}", count, nodes, microseconds, floor)
 
 
 def decode_ways(
@@ -130,8 +135,10 @@ def prompt_rows(name: str, config: ModelConfig, weights: GpuWeights) -> Iterator
     for count in PROMPTS:
         driver.lengths = [0]
         driver.put({0: torch.randint(3, config.vocab_size, (count,)).tolist()}, count)
-        time, nodes = replayed(lambda count=count: driver.model.forward(count, False))
-        yield Row(f"{name} prompt", count, nodes, time, floor_us(config, weights, count, [count], min(count, 256)))
+        microseconds, nodes = replayed(lambda count=count: driver.model.forward(count, False))
+        yield Row(
+            f"{name} prompt", count, nodes, microseconds, floor_us(config, weights, count, [count], min(count, 256))
+        )
 
 
 def kernel_rows(name: str, config: ModelConfig, weights: GpuWeights) -> Iterator[Row]:
@@ -158,8 +165,21 @@ def kernel_rows(name: str, config: ModelConfig, weights: GpuWeights) -> Iterator
             ("silu_mul", gate_up.nbytes + gate_up.nbytes // 2, lambda x=gate_up: silu_mul(x)),
         ]
         for what, moved, launch in launches:
-            time, _ = replayed(lambda launch=launch: [launch() for _ in range(LAUNCHES)])
-            yield Row(f"{name} {what}", tokens, 1, time / LAUNCHES, moved / READ_BYTES_PER_US)
+            microseconds, _ = replayed(lambda launch=launch: [launch() for _ in range(LAUNCHES)])
+            yield Row(f"{name} {what}", tokens, 1, microseconds / LAUNCHES, moved / READ_BYTES_PER_US)
+
+
+def loading_line(name: str, weights: GpuWeights) -> str:
+    """How long it takes to load these weights from a file that was just written, and so is in memory."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = write_folder(Path(place), name)
+        save_file({part: tensor.cpu() for part, tensor in weights.parts.items()}, folder / "model.safetensors")
+        opened = open_folder(folder, name)
+        begin = time.perf_counter()
+        load_weights(opened, weights.dtype, lambda done, total: None)
+        seconds = time.perf_counter() - begin
+        size = (folder / "model.safetensors").stat().st_size / 1e9
+    return f"{name}: {size:.2f} GB loaded in {seconds:.2f} s ({size / seconds:.1f} GB/s)"
 
 
 def all_rows(names: list[str]) -> Iterator[Row]:
@@ -170,7 +190,9 @@ def all_rows(names: list[str]) -> Iterator[Row]:
         yield from kernel_rows(name, config, weights)
         for overlap in (False, True):
             yield from decode_rows(name, config, weights, overlap)
-        if config.hidden_size == 4096:
+        if name == LOADED:
+            print(loading_line(name, weights), flush=True)
+        if name == PROMPTED:
             yield from prompt_rows(name, config, weights)
 
 

@@ -3,6 +3,7 @@
 #include "chain/relay.cuh"
 #include "scheduler/hot_state.cuh"
 #include "scheduler/poll.h"
+#include "scheduler/prefetch.cuh"
 #include "scheduler/step.h"
 
 namespace {
@@ -101,12 +102,16 @@ extern "C" __global__ void blink_poll(const State* state, ChainBoard* board) {
   }
 }
 
-// Last node of every graph: the scheduler. 256 threads; shared memory: hot_bytes().
+// Last node of every graph: the scheduler. 256 threads; shared memory: hot_bytes(). Launched with programmatic
+// dependent launch: it starts when sampling does. Sampling itself does not start before everything in front of it has
+// ended, so that what the scheduler reads early is no longer written by anybody.
 extern "C" __global__ void __launch_bounds__(256) blink_tail(ColdArrays cold, ChainBoard* board) {
   __shared__ blink::BlockScratch scratch;
   __shared__ uint64_t begin;
   __shared__ uint64_t command;
   extern __shared__ uint4 shared[];
+  blink::prefetch_steady(*cold.state);
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // for the sampled tokens
   if (threadIdx.x == 0) {
     begin = now_ns();
     command = blink::load_acquire(&board->command);

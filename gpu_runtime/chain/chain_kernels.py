@@ -42,9 +42,11 @@ class ChainKernels:
 
     def tail(self) -> None:
         """The scheduler; launches the next graph."""
-        self._launch(self._tail, _THREADS, [self._cold, self._board], self._shared_bytes)
+        self._launch(self._tail, _THREADS, [self._cold, self._board], self._shared_bytes, programmatic=True)
 
     @staticmethod
-    def _launch(kernel: Kernel, threads: int, args: list[Any], shared_bytes: int = 0) -> None:
+    def _launch(
+        kernel: Kernel, threads: int, args: list[Any], shared_bytes: int = 0, programmatic: bool = False
+    ) -> None:
         stream = torch.cuda.current_stream().cuda_stream
-        kernel.launch(stream, (1, 1, 1), threads, args, shared_bytes)
+        kernel.launch(stream, (1, 1, 1), threads, args, shared_bytes, programmatic)

@@ -168,7 +168,7 @@ class CudaChain:
     def _warm_up(self, buckets: list[_Bucket], progress: Callable[[int], None]) -> None:
         """Every step once, over an empty plan: compiles kernels and lets libraries choose theirs."""
         for done, bucket in enumerate(buckets):
-            self._step.compute(bucket.tokens, bucket.decode_only)
+            self._step.warm_up(bucket.tokens, bucket.decode_only)
             progress(done + 1)
         self._stream.synchronize()
 

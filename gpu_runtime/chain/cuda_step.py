@@ -37,8 +37,9 @@ class CudaStep:
     def step(self, tokens: int, decode_only: bool) -> None:
         """A step of a bucket of so many tokens, up to and including the scheduler."""
         self._beside(self._kernels.begin)
-        self.compute(tokens, decode_only, self._pull_beside_the_head)
+        logits = self._logits(tokens, decode_only, self._pull_beside_the_head)
         torch.cuda.current_stream().wait_stream(self._side)
+        self._sample(logits, len(logits))
         self._kernels.tail()
 
     def idle(self) -> None:
@@ -48,11 +49,13 @@ class CudaStep:
         self._kernels.pull()
         self._kernels.tail()
 
-    def compute(self, tokens: int, decode_only: bool, before_head: Callable[[], None] = lambda: None) -> None:
+    def warm_up(self, tokens: int, decode_only: bool) -> None:
         """Layers, head and sampling alone."""
-        projections = _WithHook(self._projections(tokens), before_head)
-        logits = self._model.forward(tokens, decode_only, projections)
+        logits = self._logits(tokens, decode_only, lambda: None)
         self._sample(logits, len(logits))
+
+    def _logits(self, tokens: int, decode_only: bool, before_head: Callable[[], None]) -> torch.Tensor:
+        return self._model.forward(tokens, decode_only, _WithHook(self._projections(tokens), before_head))
 
     def _pull_beside_the_head(self) -> None:
         """Late in the step, so that it sees what has come during the layers, and off the way to the sampled token."""

@@ -75,20 +75,25 @@ def decode_config(head_dim: int, dtype: torch.dtype) -> DecodeConfig:
     if dtype == torch.float32:
         return DecodeConfig(positions=32 if head_dim <= 128 else 16, warps=8, stages=2)
     if head_dim > 128:
-        return DecodeConfig(positions=64, warps=4, stages=2)
+        return DecodeConfig(positions=64, warps=8, stages=2)
     return DecodeConfig(positions=64, warps=4, stages=3)
 
 
 def check_arguments(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, shape: Shape, out: torch.Tensor
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, shape: Shape, out: torch.Tensor, positions: int
 ) -> None:
-    """Raises ValueError where a kernel would read or write amiss; costs no device time."""
+    """Raises ValueError where a kernel would read or write amiss; costs no device time.
+
+    `positions`: KV positions that the kernel takes at a time.
+    """
     width = shape.query_heads * shape.head_dim
     cache = (shape.kv_heads, shape.block_tokens, shape.head_dim)
     if shape.query_heads % shape.kv_heads or shape.query_heads // shape.kv_heads > MAX_GROUP:
         raise ValueError(f"{shape.query_heads} query heads on {shape.kv_heads} KV heads are not supported")
     if shape.head_dim % 16 or not 16 <= shape.head_dim <= 256:
         raise ValueError(f"head size {shape.head_dim} is not a multiple of 16 up to 256")
+    if positions % shape.block_tokens or layout.DECODE_TILE_STEP % shape.block_tokens:
+        raise ValueError(f"{positions} KV positions at a time are not whole blocks of {shape.block_tokens}")
     if {tensor.dtype for tensor in (queries, keys, values, out)} not in ({torch.bfloat16}, {torch.float32}):
         raise ValueError("attention takes bfloat16 or float32, the same for all tensors")
     if queries.shape[1:] != (width,) or out.shape[1:] != (width,) or len(out) < len(queries):
@@ -120,11 +125,11 @@ def decode_attention(
     nothing, so that it may be captured. `programmatic`: starts beside the kernel before it (programmatic dependent
     launch), whose results it awaits, and lets the one after it start. Raises ValueError for shapes it does not know.
     """
-    check_arguments(queries, keys, values, shape, out)
+    config = config or decode_config(shape.head_dim, queries.dtype)
+    check_arguments(queries, keys, values, shape, out, config.positions)
     tiles = decode_tiles_max(works_max)
     if tiles > len(plan.decode_tiles) or tiles > len(scratch.logs) or works_max > len(scratch.arrived):
         raise ValueError(f"the plan or the scratch is too small for {works_max} decode works")
-    config = config or decode_config(shape.head_dim, queries.dtype)
     group = shape.query_heads // shape.kv_heads
     columns = triton.next_power_of_2(shape.head_dim)
     packed = triton.next_power_of_2(group)

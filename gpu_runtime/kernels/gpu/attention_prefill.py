@@ -70,11 +70,11 @@ def chunk_attention(
     Tensors as for `decode_attention`. `tokens` and `works_max` bound the step's tokens and chunks and fix the grid.
     Allocates nothing, so that it may be captured. Raises ValueError for shapes it does not know.
     """
-    check_arguments(queries, keys, values, shape, out)
+    config = config or chunk_config(shape.head_dim, queries.dtype)
+    check_arguments(queries, keys, values, shape, out, config.positions)
     tiles = chunk_tiles_max(tokens, works_max)
     if tiles > len(plan.chunk_tiles):
         raise ValueError(f"the plan holds {len(plan.chunk_tiles)} chunk tiles, not {tiles}")
-    config = config or chunk_config(shape.head_dim, queries.dtype)
     parts = layout.CHUNK_TILE // config.rows
     _chunk_kernel[(shape.query_heads, tiles * parts)](
         queries,

@@ -50,14 +50,14 @@ constexpr int kRingOffset = (kBarrierBytes + kSquareBytes + kSumBytes + 1023) / 
 
 enum class Kind { kProject, kResidual, kGated };
 
-// A kernel's parameters; all arrays are contiguous. Kernels of up to 16 tokens copy x by rows, where `index` may say
-// which (null: token m is row m); the others copy it in boxes, for which rows are too many copies. The units are cut
-// into gridDim.x * tiles * G pieces of `piece_units` or one more; the maps describe W [units, columns], gated
-// [2 * units, columns], in boxes of kBox columns and as many rows.
+// A kernel's parameters; all arrays are contiguous. Few tokens are copied one by one, and `index` may say which row of
+// x each is (null: token m is row m); more come in boxes, in order. The units are cut into gridDim.x * tiles * G pieces
+// of `piece_units` or one more; two maps describe W [units, columns], gated [2 * units, columns], in boxes of kBox
+// columns and as many rows.
 struct Arguments {
   const TensorMap& lesser;
   const TensorMap& greater;
-  const TensorMap& x_map;  // x [tokens, columns] in boxes of kBox columns and 8 * kTokenTiles tokens or fewer
+  const TensorMap& x_map;  // x [tokens, columns], in boxes of the tokens rounded up to a multiple of 8
   const uint16_t* x;       // [x_rows, columns]
   const uint16_t* norm;    // [columns]; not read by kResidual
   const uint16_t* bias;    // [rows of W] or null
@@ -93,7 +93,8 @@ template <Kind kKind, bool kFloat, int kTokenTiles, int kPieces>
 struct Kernel {
   static constexpr bool kGated = kKind == Kind::kGated, kNormed = kKind != Kind::kResidual;
   static constexpr int kWarpTokens = 8 / kWarps;
-  static constexpr bool kBoxed = kTokenTiles > 2;
+  // A token's row takes the copying warp about 50 cycles, a piece 850 by bandwidth; the head has pieces enough a chunk.
+  static constexpr bool kBoxed = kTokenTiles > (kFloat ? 2 : 1);
   using Tokens = uint32_t[kTokenTiles][2 * kSteps];  // 8 tokens x 8 columns each
   using Added = float[kPieces][kTokenTiles][kWarpTokens];
   using Sums = float[kPieces][2][kTokenTiles][4];  // [piece][16 rows][8 tokens][of mma]

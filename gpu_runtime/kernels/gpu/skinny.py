@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 
-from gpu_runtime.cuda.errors import check
 from gpu_runtime.cuda.module import CudaModule, Kernel
+from gpu_runtime.kernels.gpu.tensor_map import BOX_COLUMNS, tensor_map
 
 MAX_TOKENS = 64
 
 _THREADS = 192
 _CHUNK_COLUMNS = 256
-_BOX_COLUMNS = 64
 _PIECE_ROWS = 32
 _TOKEN_PITCH = 2 * _CHUNK_COLUMNS + 16
-_ROWS_COPIED = 16
+# Up to so many tokens are copied one by one: fewer where a chunk of them is for one piece alone.
+_SINGLY = {"project": 8, "project_float": 16, "residual": 8, "gated": 8}
 _RING_OFFSET = 6 << 10
 _MAX_STAGES = 16
 # Of a multiprocessor's 228 KiB, each block takes 1 KiB more than it asks for; two blocks of the smaller kernels fit.
@@ -73,7 +73,7 @@ def supports(tokens: int, columns: int, units: int, dtype: torch.dtype) -> bool:
         dtype == torch.bfloat16
         and 0 < tokens <= MAX_TOKENS
         and columns > 0
-        and columns % _BOX_COLUMNS == 0
+        and columns % BOX_COLUMNS == 0
         and units > 0
     )
 
@@ -89,14 +89,14 @@ def schedule(kind: str, tokens: int, columns: int, units: int, blocks: int) -> S
         raise ValueError(f"no kernel for {tokens} tokens of {columns} numbers times {units}")
     blocks = min(blocks, units)
     limit = next(limit for limit in _PIECES if tokens <= limit)
-    unit_rows, normed = (2 if kind == "gated" else 1), kind != "residual"
+    unit_rows = 2 if kind == "gated" else 1
     most, room = -(-units // blocks), _PIECE_ROWS // unit_rows
     pieces = next((count for count in _PIECES[limit] if count * room >= most), _PIECES[limit][-1])
     tiles = -(-most // (room * pieces))
     piece_units, more = divmod(units, blocks * tiles * pieces)
     piece_rows = -(-(piece_units + (more > 0)) // 8) * 8
     budget = (_WHOLE_SHARED_BYTES if limit == MAX_TOKENS else _HALF_SHARED_BYTES) - _RING_OFFSET
-    x_bytes, w_bytes = _x_stage_bytes(tokens, normed), piece_rows * unit_rows * 2 * _CHUNK_COLUMNS
+    x_bytes, w_bytes = _x_stage_bytes(kind, tokens), piece_rows * unit_rows * 2 * _CHUNK_COLUMNS
     steps = tiles * -(-columns // _CHUNK_COLUMNS)
     x_stages = min(max(2, budget // 4 // x_bytes), 8, max(2, steps))
     w_stages = min((budget - x_stages * x_bytes) // w_bytes, _MAX_STAGES, steps * pieces)
@@ -104,9 +104,10 @@ def schedule(kind: str, tokens: int, columns: int, units: int, blocks: int) -> S
     return Schedule(blocks, limit, pieces, tiles, piece_units, piece_rows, w_stages, x_stages, shared)
 
 
-def _x_stage_bytes(tokens: int, normed: bool) -> int:
+def _x_stage_bytes(kind: str, tokens: int) -> int:
     """Bytes of 256 columns of the tokens, and of the norm's weight, in shared memory."""
-    if tokens > _ROWS_COPIED:
+    normed = kind != "residual"
+    if tokens > _SINGLY[kind]:
         return _boxed(tokens) * 2 * _CHUNK_COLUMNS + 1024 * normed
     return (tokens + normed) * _TOKEN_PITCH
 
@@ -144,9 +145,9 @@ class SkinnyKernels:
         if dtype not in (torch.bfloat16, torch.float32):
             raise ValueError(f"results are bfloat16 or float32, not {dtype}")
         out = torch.empty(len(inputs if rows is None else rows), len(weight), dtype=dtype, device=inputs.device)
-        if rows is not None and len(rows) > _ROWS_COPIED:
-            inputs, rows = inputs.index_select(0, rows.clamp(0, len(inputs) - 1)), None
         kind = "project_float" if dtype == torch.float32 else "project"
+        if rows is not None and len(rows) > _SINGLY[kind]:
+            inputs, rows = inputs.index_select(0, rows.clamp(0, len(inputs) - 1)), None
         self._launch(kind, inputs, weight, out, norm=norm, bias=bias, rows=rows)
         return out
 
@@ -183,9 +184,9 @@ class SkinnyKernels:
         arrays = (inputs, None if norm is None else norm.weight, bias, out, rows)
         sizes = (0 if rows is None else rows.stride(0), len(inputs), tokens, columns, units)
         arguments: list[Any] = [
-            _tensor_map(weight, cut.piece_units),
-            _tensor_map(weight, cut.piece_units + 1),
-            _tensor_map(inputs[:tokens], _boxed(tokens)),
+            tensor_map(weight, cut.piece_units),
+            tensor_map(weight, cut.piece_units + 1),
+            tensor_map(inputs[:tokens], _boxed(tokens)),
             *(ctypes.c_void_p(None if array is None else array.data_ptr()) for array in arrays),
             *(ctypes.c_int32(size) for size in sizes),
             ctypes.c_float(0.0 if norm is None else norm.epsilon),
@@ -211,35 +212,6 @@ def _kernel(kind: str, tokens: int, pieces: int) -> Kernel:
     kernel = _module().kernel(f"skinny_{kind}_{tokens}x{pieces}")
     kernel.allow_shared_bytes(_WHOLE_SHARED_BYTES if tokens == MAX_TOKENS else _HALF_SHARED_BYTES)
     return kernel
-
-
-class TensorMap(ctypes.Structure):
-    """CUtensorMap, by value."""
-
-    _fields_ = (("words", ctypes.c_uint64 * 16),)
-
-
-def _tensor_map(matrix: torch.Tensor, rows: int) -> TensorMap:
-    """Describes boxes of 64 columns and so many rows of a bf16 matrix, as `box_copy` in skinny_ops.cuh wants them."""
-    from cuda.bindings import driver
-
-    height, width = matrix.shape
-    encoded = check(
-        driver.cuTensorMapEncodeTiled(
-            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            2,
-            matrix.data_ptr(),
-            [driver.cuuint64_t(size) for size in (width, height)],
-            [driver.cuuint64_t(width * matrix.element_size())],
-            [driver.cuuint32_t(size) for size in (_BOX_COLUMNS, rows)],
-            [driver.cuuint32_t(1), driver.cuuint32_t(1)],
-            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-    )
-    return TensorMap.from_buffer_copy(ctypes.string_at(encoded.getPtr(), ctypes.sizeof(TensorMap)))
 
 
 @cache

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from gpu_runtime.cuda.errors import check
 from gpu_runtime.cuda.module import CudaModule, Kernel
 from gpu_runtime.kernels.gpu.tensor_map import BOX_COLUMNS, tensor_map
 
@@ -211,7 +212,16 @@ def _module() -> CudaModule:
 def _kernel(kind: str, tokens: int, pieces: int) -> Kernel:
     kernel = _module().kernel(f"skinny_{kind}_{tokens}x{pieces}")
     kernel.allow_shared_bytes(_WHOLE_SHARED_BYTES if tokens == MAX_TOKENS else _HALF_SHARED_BYTES)
+    _take_shared_memory(kernel)
     return kernel
+
+
+def _take_shared_memory(kernel: Kernel) -> None:
+    """All of a multiprocessor's cache as shared memory: kernels overlap only where they agree on the split."""
+    from cuda.bindings import driver
+
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    check(driver.cuFuncSetAttribute(kernel.function, attribute, 100))
 
 
 @cache

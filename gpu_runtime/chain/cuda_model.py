@@ -19,6 +19,9 @@ from gpu_runtime.model.gpu_skinny import SkinnyProjections
 from gpu_runtime.model.gpu_weights import GpuWeights, load_weights, random_weights
 from gpu_runtime.model.source import ModelFolder
 
+SKINNY_TOKENS = 8
+"""Up to so many tokens the skinny kernels are faster than cuBLAS (H200; `python -m tests.bench.gpu_skinny`)."""
+
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -55,7 +58,7 @@ def _chooser(config: ModelConfig, weights: GpuWeights, by_torch: TorchProjection
     skinny = SkinnyProjections(config, weights) if SkinnyProjections.takes(config, weights.dtype, 1) else None
 
     def choose(tokens: int) -> Projections:
-        if skinny is not None and SkinnyProjections.takes(config, weights.dtype, tokens):
+        if skinny is not None and tokens <= SKINNY_TOKENS and SkinnyProjections.takes(config, weights.dtype, tokens):
             return skinny
         return by_torch
 

@@ -44,5 +44,5 @@ def sample_rows(logits: torch.Tensor, plan: DevicePlan, rows_max: int) -> None:
         grid=(rows_max, 1, 1),
         block=_THREADS,
         args=[*pointers, ctypes.c_uint32(vocabulary), ctypes.c_void_p(plan.sampled.data_ptr())],
-        programmatic=True,
+        programmatic=False,  # so that the scheduler behind it may start early and read what came before sampling
     )

@@ -21,6 +21,10 @@ from gpu_runtime.kernels.gpu.tensor_map import BOX_COLUMNS, tensor_map
 
 MAX_TOKENS = 64
 
+AT_START = 1 << 20
+"""The next kernel may start as soon as this one has: the best choice for Llama-3.1-8B's shapes on an H200, and within a
+tenth of the best for small models (`python -m tests.bench.gpu_skinny`)."""
+
 _THREADS = 192
 _CHUNK_COLUMNS = 256
 _PIECE_ROWS = 32
@@ -125,7 +129,7 @@ class SkinnyKernels:
         early: pieces of the matrix that a kernel still has to ask for when the next one may start.
     """
 
-    def __init__(self, programmatic: bool = True, early: int = 2) -> None:
+    def __init__(self, programmatic: bool = True, early: int = AT_START) -> None:
         self._programmatic, self._early = programmatic, early
 
     def project(

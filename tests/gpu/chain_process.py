@@ -20,8 +20,6 @@ from gpu_runtime.shared_arena import ArenaName, SharedArena
 from tests.bench.gpu.chains import local_chain
 from tests.bench.gpu.front import Front
 
-START_SECONDS = 120.0
-
 
 @dataclass(frozen=True)
 class Started:
@@ -41,8 +39,8 @@ def chain_process(folder: Path, device: str, **choices: Any) -> Iterator[Started
         assert process.stdout is not None
         process.stdin.write(json.dumps({"folder": str(folder), "device": device, "choices": choices}) + "\n")
         process.stdin.flush()
-        said = process.stdout.readline()
-        assert said, f"the chain's process ended with status {process.wait(START_SECONDS)}"
+        said = next((line for line in process.stdout if line.startswith("{")), "")
+        assert said, f"the chain's process ended with status {process.wait(20)}"
         sizes = make_config(device, **choices).arena_sizes()
         front = Front(SharedArena.attach(ArenaName(**json.loads(said)), sizes), over=lambda: process.poll() is not None)
         front.take()

@@ -96,9 +96,9 @@ def test_tokens_of_transformers(device: str, tmp_path: Path, family: str, change
 def test_bfloat16_differs_at_near_ties_only(device: str, small_model: Path) -> None:
     """In bfloat16 each token, given those before it, is the best one or as good as the best within rounding.
 
-    The reference computes in float32 with the same rounded weights. "Within rounding": below the best by at most four
-    times the largest error that transformers' own bfloat16 run makes in a logit (two logits, each with a safety of
-    two). Nine tenths of the tokens must be the very best one. Crowd and alone are both held to that.
+    The reference computes in float32 with the same rounded weights. "Within rounding": below the best by at most twice
+    the largest error that transformers' own bfloat16 run makes in a logit, once for each of the two logits. 95 % of the
+    tokens must be the very best one (transformers' own run: 98 %). Crowd and alone are both held to that.
     """
     if device == "cpu":
         pytest.skip("the soft GPU computes in float32")
@@ -108,12 +108,12 @@ def test_bfloat16_differs_at_near_ties_only(device: str, small_model: Path) -> N
         runs = [together(front, texts, 24), alone(front, texts, 24)]
     model = reference.Rounded.load(small_model)
     whole = [[*text, *answer] for text, answer in zip(texts, runs[0], strict=True)]
-    tolerance = 4 * model.error(whole[:16])
+    tolerance = 2 * model.error(whole[:16])
     for answers in runs:
         pairs = zip(texts, answers, strict=True)
         shortfalls = torch.cat([model.shortfalls(text, answer) for text, answer in pairs])
         assert float(shortfalls.max()) <= tolerance
-        assert float((shortfalls == 0).float().mean()) >= 0.9
+        assert float((shortfalls == 0).float().mean()) >= 0.95
 
 
 def test_smollm2_in_float32(device: str, real_model: Path) -> None:

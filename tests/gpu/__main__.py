@@ -103,7 +103,7 @@ def _fail(area: Area, note: str) -> None:
 
 def table(done: list[Area], seconds: float) -> str:
     """What was checked, how it went, and how long it took."""
-    rows = [("area", "result", "passed", "failed", "skipped", "seconds")]
+    rows: list[tuple[str, ...]] = [("area", "result", "passed", "failed", "skipped", "seconds")]
     for one in done:
         counts = [str(one.outcomes[kind]) for kind in ("passed", "failed", "skipped")]
         rows.append((one.file.stem.removeprefix("test_"), verdict(one.outcomes), *counts, f"{one.seconds:.0f}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,10 @@ class Hostile:
     def _valid(self) -> None:
         """A right submission over whatever the heap holds."""
         start = self._random.randrange(self._front.sizes.heap_tokens - 64)
-        sampling = {"temperature": self._random.choice((0.0, 0.7, 1.5)), "top_k": self._random.choice((0, 5))}
+        sampling: dict[str, Any] = {
+            "temperature": self._random.choice((0.0, 0.7, 1.5)),
+            "top_k": self._random.choice((0, 5)),
+        }
         self._append(submission(start, self._random.randint(1, 64), self._random.randint(1, 20), **sampling))
 
     def _cancel(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,7 +129,7 @@ class Front:
         self._beat_at = time.monotonic()
         self.commit(self.control_offset + arena.CHANNEL_IN_OFFSETS["heartbeat"], self._beats)
 
-    def submit(self, prompt: Sequence[int], max_tokens: int, seconds: float = 20.0, **sampling: float) -> Generation:
+    def submit(self, prompt: Sequence[int], max_tokens: int, seconds: float = 20.0, **sampling: Any) -> Generation:
         """Writes a submission; waits, polling, while ring or heap have no room."""
         start = self._heap.allocate(len(prompt))
         while start is None:

@@ -47,7 +47,10 @@ def hogs(count: int, cores: Iterable[int]) -> Iterator[None]:
         yield
     finally:
         process.stdin.close()
-        process.wait(10)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def main() -> None:

@@ -6,11 +6,11 @@
 namespace blink {
 
 BLINK_FN uint64_t commit_word(const Channel& channel, uint64_t position, uint32_t slots) {
-  return arena::CommitWord{1 + (position / slots) % 0xFFFFFFFFull, channel.lease}.pack();
+  return arena::CommitWord{1 + rounds_before(position, slots) % 0xFFFFFFFFull, channel.lease}.pack();
 }
 
 BLINK_FN const arena::SubmitRecord* submit_slot(const State& state, uint32_t c) {
-  const uint64_t at = state.channels[c].submit_next % state.config.submit_slots;
+  const uint64_t at = (state.channels[c].submit_next & (state.config.submit_slots - 1));
   return inbound_part<arena::SubmitRecord>(state, c, state.inbound_layout.channel_submit_offset) + at;
 }
 

@@ -60,6 +60,18 @@ BLINK_FN void store_relaxed(T* word, T value) {
 
 #endif
 
+// log2 of a power of two. Ring sizes are such, and the GPU has no division.
+BLINK_FN uint32_t log2_of(uint32_t power_of_two) {
+#ifdef __CUDA_ARCH__
+  return static_cast<uint32_t>(__ffs(static_cast<int>(power_of_two))) - 1;
+#else
+  return static_cast<uint32_t>(__builtin_ctz(power_of_two));
+#endif
+}
+
+// How often a ring of so many slots has been gone round before a position.
+BLINK_FN uint64_t rounds_before(uint64_t position, uint32_t slots) { return position >> log2_of(slots); }
+
 // Copies a record word by word; the caller has seen its commit word by load_acquire.
 template <class Record>
 BLINK_FN Record copy_record(const Record* from) {

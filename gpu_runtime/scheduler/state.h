@@ -52,6 +52,7 @@ struct alignas(16) Channel {
   uint64_t log_next;
   uint64_t log_read;
   uint64_t log_read_seen;
+  uint64_t heartbeat_now, log_read_now;  // scratch of a steady step: what its look has read
   uint64_t rejected;
   uint64_t protocol_errors;
 };

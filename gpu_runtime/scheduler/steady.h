@@ -30,23 +30,29 @@ BLINK_FN bool row_is_steady(const State& state, uint32_t r) {
          sequence.length + 1 < sequence.prompt_tokens + sequence.max_tokens && !is_stop_token(state, sequence, token);
 }
 
-// No lease, submission or cancel record is new, and the log has room for this step's records and the next one's.
-BLINK_FN bool channel_is_steady(const State& state, uint32_t c, uint64_t now_ns) {
-  const Channel& channel = state.channels[c];
+// No lease, submission or cancel record is new, and the log has room for this step's records and the next one's. All
+// words are read at once; whatever is new is read again, in order, by the full step. That the log is overwritten only
+// after the cursor was read follows from the decision in between.
+BLINK_FN bool channel_is_steady(State& state, uint32_t c, uint64_t now_ns) {
+  Channel& channel = state.channels[c];
   const arena::ChannelIn* in = channel_in(state, c);
-  if (load_acquire(&in->lease) != channel.lease_seen || channel.drop != 0) return false;
+  const uint32_t slots = state.config.cancel_slots;
+  const auto* cancels = inbound_part<arena::CancelRecord>(state, c, state.inbound_layout.channel_cancel_offset);
+  const uint64_t lease = load_relaxed(&in->lease);
+  const uint64_t heartbeat = load_relaxed(&in->heartbeat);
+  const uint64_t read = load_relaxed(&in->log_read);
+  const uint64_t submission = load_relaxed(&submit_slot(state, c)->commit);
+  const uint64_t cancel = load_relaxed(&cancels[channel.cancel_next & (slots - 1)].commit);
+  channel.heartbeat_now = heartbeat;
+  channel.log_read_now = read;
+  if (lease != channel.lease_seen || channel.drop != 0) return false;
   if (!channel.live) return true;
   const uint64_t log_next = channel.log_next + state.row_counts[c];
-  const uint64_t read = load_acquire(&in->log_read);
   const bool sane = read >= channel.log_read && read <= log_next;
-  const bool beats = load_acquire(&in->heartbeat) != channel.heartbeat ||
-                     now_ns - channel.heartbeat_ns < state.config.lease_timeout_ns;
-  const uint32_t slots = state.config.cancel_slots;
-  const auto* ring = inbound_part<arena::CancelRecord>(state, c, state.inbound_layout.channel_cancel_offset);
-  const bool cancels =
-      load_acquire(&ring[channel.cancel_next % slots].commit) == commit_word(channel, channel.cancel_next, slots);
-  return sane && beats && !cancels && !submission_is_there(state, c) &&
-         log_next + state.row_counts[c] - read <= state.config.log_slots;
+  const bool beats = heartbeat != channel.heartbeat || now_ns - channel.heartbeat_ns < state.config.lease_timeout_ns;
+  const bool quiet = cancel != commit_word(channel, channel.cancel_next, slots) &&
+                     submission != commit_word(channel, channel.submit_next, state.config.submit_slots);
+  return sane && beats && quiet && log_next + state.row_counts[c] - read <= state.config.log_slots;
 }
 
 // Takes a row's token in and writes its next work. `before`: blocks taken (high half) and tiles (low half) of the rows
@@ -69,13 +75,14 @@ BLINK_FN void advance_row(State& state, uint32_t r, uint64_t before, uint32_t sp
   write_tiles_of(state.decode_tiles, r, base, pieces_of(sequence.length, span), span);
 }
 
+// Of the words that front ends see, only one changes: the position after the records, which are written before it.
 BLINK_FN void advance_channel(State& state, uint32_t c, uint64_t now_ns) {
   Channel& channel = state.channels[c];
   channel.log_next += state.row_counts[c];
-  const arena::ChannelIn* in = channel_in(state, c);
-  if (channel.live) watch_heartbeat(channel, load_acquire(&in->heartbeat), now_ns, state.config.lease_timeout_ns);
-  if (channel.live) watch_cursor(channel, load_acquire(&in->log_read));
-  write_channel_words(state, c);
+  if (!channel.live) return;
+  watch_heartbeat(channel, channel.heartbeat_now, now_ns, state.config.lease_timeout_ns);
+  watch_cursor(channel, channel.log_read_now);
+  store_release(&channel_out(state, c)->log_written, channel.log_next);
 }
 
 BLINK_FN void advance_counts(State& state, uint64_t sum, uint32_t span) {
@@ -87,6 +94,16 @@ BLINK_FN void advance_counts(State& state, uint64_t sum, uint32_t span) {
   state.free_block_count -= static_cast<uint32_t>(sum >> 32);
   state.counters.generated_tokens += header.rows;
   state.round_start = (state.round_start + 1) % state.config.channels;
+}
+
+// The words of the telemetry page that change; the others are those of the step before.
+BLINK_FN void advance_telemetry(State& state) {
+  auto* page = reinterpret_cast<arena::Telemetry*>(state.outbound + state.outbound_layout.telemetry_offset);
+  store_relaxed(&page->steps, state.counters.steps);
+  store_relaxed(&page->blocks_used, uint64_t{state.config.blocks - 1 - state.free_block_count});
+  store_relaxed(&page->generated_tokens, state.counters.generated_tokens);
+  store_relaxed(&page->prompt_tokens, state.counters.prompt_tokens);
+  store_relaxed(&page->heartbeat, ++state.counters.heartbeat);
 }
 
 // False, with nothing changed, when the state is not a steady one.
@@ -111,7 +128,7 @@ BLINK_FN bool steady_step(const Exec& exec, State& state, uint64_t now_ns, layou
   exec.leader([&] {
     advance_counts(state, sum, span);
     launch(state.header);
-    write_telemetry_page(state, arena::DeviceState::RUNNING);
+    advance_telemetry(state);
   });
   return true;
 }

@@ -46,7 +46,7 @@ BLINK_FN void write_telemetry_page(State& state, arena::DeviceState device_state
   store_relaxed(&page->protocol_errors, protocol_errors);
   store_relaxed(&page->log_stalls, counters.log_stalls);
   store_relaxed(&page->step_tokens, uint64_t{state.header.tokens});
-  store_release(&page->heartbeat, ++state.counters.heartbeat);
+  store_relaxed(&page->heartbeat, ++state.counters.heartbeat);
 }
 
 template <class Exec>

@@ -282,9 +282,8 @@ struct Selector {
       return true;
     }
     gather([&](uint64_t key) { return in_bin(logit_of(key)); });
-    found = select_key(exec, scratch, scale, want, above, [&](auto use) {
-      exec.each(count, [&](uint32_t i) { use(scratch.list[i]); });
-    });
+    found = select_key(exec, scratch, scale, want, above,
+                       [&](auto use) { exec.each(count, [&](uint32_t i) { use(scratch.list[i]); }); });
     return true;
   }
 
@@ -359,8 +358,7 @@ BLINK_FN uint64_t draw_below(uint64_t total, uint64_t seed, uint32_t position) {
 template <class Exec, class Value>
 BLINK_FN int32_t draw(const Exec& exec, const float* row, uint32_t size, const layout::SampleRow& how, Value value) {
   const uint64_t total = exec.totals(row, size, value);
-  return static_cast<int32_t>(
-      exec.locate(row, size, value, draw_below(total, how.seed, how.position)));
+  return static_cast<int32_t>(exec.locate(row, size, value, draw_below(total, how.seed, how.position)));
 }
 
 // The sampled token of a row, or -1 when no logit is a number above minus infinity.

@@ -169,4 +169,4 @@ def test_impossible_records_are_faults(bad: Record, left: int) -> None:
 
 
 def test_kinds_cover_the_contract() -> None:
-    assert {kind.name for kind in arena.RecordKind} == {"TOKEN", "END", "REJECT"}
+    assert {kind.name for kind in arena.RecordKind} == {"TOKEN", "END", "REJECT", "LOGPROB"}

@@ -97,8 +97,8 @@ struct alignas(16) State {
   uint32_t* free_blocks;  // stack
   uint32_t* history;      // [max_sequences][max_model_tokens] token ids
   uint32_t* counts;       // [channels] scratch
-  uint32_t* row_ranks;    // [max_running] place of each planned row among its channel's, for a steady step
-  uint32_t* row_counts;   // [channels] planned rows of each channel, for a steady step
+  uint32_t* row_ranks;    // [max_running] place of each planned row's record in its channel's log, for a steady step
+  uint32_t* row_counts;   // [channels] records of each channel's planned rows, for a steady step
   uint64_t* log_at;       // [max_running] position of a row's record in its token log, when rows want log-probabilities
   Cancel cancels[layout::MAX_CANCELS_PER_STEP];
   uint32_t cancel_count;

@@ -6,6 +6,7 @@
 #include "blink_proto/arena.h"
 #include "kernels/host_row.h"
 #include "kernels/logprobs.h"
+#include "kernels/sampling.h"
 #include "kernels/simd.h"
 
 namespace blink::sampling {
@@ -21,20 +22,6 @@ BLINK_CLONES __attribute__((flatten)) int32_t sample_on_host(const HostRow& exec
 }  // namespace blink::sampling
 
 extern "C" {
-
-// Arrays of one step. Those by slot may be null when no row has flags, `logprobs` when none asks for any.
-struct blink_sample_job {
-  const float* logits;  // [count][vocab]
-  int64_t vocab;
-  const blink::layout::SampleRow* rows;  // [count]
-  int64_t count;
-  const blink::layout::SampleExtras* extras;  // [slots]
-  const blink::layout::BiasEntry* bias;       // [slots][MAX_BIAS]
-  const uint32_t* history;                    // [slots][window]
-  int64_t window;
-  blink::layout::RowLogprobs* logprobs;  // [count]
-  int32_t* tokens;                       // [count], -1 where there is no token to sample
-};
 
 BLINK_EXPORT void blink_sample(const blink_sample_job* job) {
   using namespace blink::sampling;

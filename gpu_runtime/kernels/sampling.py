@@ -164,7 +164,7 @@ def reference_probabilities(
     """Plain torch, in float64: the distribution [vocabulary] that `sample` draws from (step 6)."""
     scaled = logits.double() / temperature
     if top_k:
-        scaled = scaled.masked_fill(scaled < scaled.topk(top_k).values[-1], float("-inf"))
+        scaled = scaled.masked_fill(scaled < scaled.topk(min(top_k, len(scaled))).values[-1], float("-inf"))
     probabilities = scaled.softmax(-1)
     if top_p < 1:
         ordered, indices = probabilities.sort(descending=True)

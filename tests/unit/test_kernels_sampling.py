@@ -21,6 +21,7 @@ from gpu_runtime.kernels.sampling import (
 from gpu_runtime.scheduler import layout
 from tests.sampling_cases import WAYS, Cases, cases, spread
 
+
 # Known answers of Philox4x32-10 from the Random123 distribution (kat_vectors).
 @pytest.mark.parametrize(
     ("counter", "key", "expected"),

@@ -1,4 +1,6 @@
 // Sampling on the host: the core, row by row. Compiled with -ffp-contract=off, see `sampling_core.h`.
+#include "kernels/sampling.h"
+
 #include <cmath>
 #include <memory>
 #include <vector>
@@ -6,7 +8,6 @@
 #include "blink_proto/arena.h"
 #include "kernels/host_row.h"
 #include "kernels/logprobs.h"
-#include "kernels/sampling.h"
 #include "kernels/simd.h"
 
 namespace blink::sampling {

@@ -283,9 +283,8 @@ struct Selector {
       return true;
     }
     gather([&](uint64_t key) { return is_in(bin, logit_of(key)); });
-    found = select_key(exec, scratch, scale, want, above, [&](auto use) {
-      exec.each(count, [&](uint32_t i) { use(scratch.list[i]); });
-    });
+    found = select_key(exec, scratch, scale, want, above,
+                       [&](auto use) { exec.each(count, [&](uint32_t i) { use(scratch.list[i]); }); });
     return true;
   }
 

@@ -1,4 +1,4 @@
-"""Sampling on the GPU: for every way to sample the host's tokens, exactly, and its log-probabilities but for rounding."""
+"""Sampling on the GPU: the host's tokens, exactly, for every way to sample, and its log-probabilities."""
 
 from __future__ import annotations
 

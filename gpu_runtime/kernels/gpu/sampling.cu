@@ -22,13 +22,8 @@ extern "C" __global__ void __launch_bounds__(blink::sampling::kThreads, 1)
   const SampleRow how = rows[r];
   const uint64_t slot = how.slot;
   const uint64_t start = uint64_t{r} * vocab;
-  const Row row{logits + start,
-                vocab,
-                how,
-                extras + slot,
-                bias + slot * blink::arena::MAX_BIAS,
-                history + slot * window,
-                adjusted + start};
+  const Row row{logits + start,          vocab,           how, extras + slot, bias + slot * blink::arena::MAX_BIAS,
+                history + slot * window, adjusted + start};
   const int32_t token = sample_row(BlockRow{&row_scratch}, scratch, row, logprobs + r);
   if (threadIdx.x == 0) sampled[r] = token;
 }

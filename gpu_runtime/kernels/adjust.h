@@ -33,7 +33,7 @@ BLINK_FN float biased(const Row& row, uint32_t token) {
   }
   const bool found = low < row.extras->bias_count && row.bias[low].token == token;
   if (found) return row.logits[token] + row.bias[low].value;
-  return row.extras->allow_only ? kMinusInfinity : row.logits[token];
+  return row.extras->allow_only ? minus_infinity() : row.logits[token];
 }
 
 BLINK_FN float repeated(float logit, float penalty) {
@@ -73,7 +73,7 @@ BLINK_APART void adjust(const Exec& exec, const Row& row) {
   const layout::SampleExtras& extras = *row.extras;
   const bool allow_only = extras.allow_only != 0;
   exec.walk(row.logits, row.vocab,
-            [&](uint32_t token, float logit) { row.adjusted[token] = allow_only ? kMinusInfinity : logit; });
+            [&](uint32_t token, float logit) { row.adjusted[token] = allow_only ? minus_infinity() : logit; });
   exec.barrier();
   exec.each(extras.bias_count, [&](uint32_t i) {
     const layout::BiasEntry entry = row.bias[i];
@@ -83,7 +83,7 @@ BLINK_APART void adjust(const Exec& exec, const Row& row) {
   penalise(exec, row);
   if (!row.has(layout::RowFlag::MASK_STOPS)) return;
   exec.each(extras.stop_count, [&](uint32_t i) {
-    if (extras.stop_tokens[i] < row.vocab) row.adjusted[extras.stop_tokens[i]] = kMinusInfinity;
+    if (extras.stop_tokens[i] < row.vocab) row.adjusted[extras.stop_tokens[i]] = minus_infinity();
   });
   exec.barrier();
 }

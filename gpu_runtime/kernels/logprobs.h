@@ -40,7 +40,7 @@ BLINK_APART void report(const Exec& exec, Scratch& scratch, const Row& row, uint
   const double log_sum = log(weights);
   const auto logprob = [&](float logit) {
     const double below = logit == top ? 0.0 : static_cast<double>(logit) - static_cast<double>(top);
-    return static_cast<float>(is_nan(logit) ? static_cast<double>(kMinusInfinity) : below - log_sum);
+    return static_cast<float>(is_nan(logit) ? static_cast<double>(minus_infinity()) : below - log_sum);
   };
   exec.each(count, [&](uint32_t i) {
     const uint64_t key = scratch.list[i];

@@ -29,7 +29,6 @@ namespace blink::sampling {
 inline constexpr float kGreedyBelow = 1e-3f;  // lower temperatures are greedy: the difference is beyond float32
 inline constexpr float kOctave = 1.44269504088896341f;  // log2(e)
 inline constexpr uint64_t kFullWeight = uint64_t{1} << 40;
-inline constexpr float kMinusInfinity = -__builtin_huge_valf();
 inline constexpr uint32_t kNoToken = 0xFFFFFFFFu;
 inline constexpr uint32_t kMaxVocabulary = 1u << 23;  // sums of weights stay below 2^63
 
@@ -61,6 +60,8 @@ BLINK_FN float float_of(uint32_t bits) {
 #endif
 }
 
+BLINK_FN float minus_infinity() { return float_of(0xFF800000u); }
+
 // A product that is rounded by itself, never fused with a sum: host and GPU must agree bit by bit.
 BLINK_FN float product(float a, float b) {
 #ifdef __CUDA_ARCH__
@@ -82,7 +83,7 @@ BLINK_FN bool is_nan(float value) { return value != value; }
 
 // Order of tokens: larger logit first, equal ones by id; a NaN counts as minus infinity. No two keys are equal.
 BLINK_FN uint64_t key_of(float logit, uint32_t token) {
-  const float value = is_nan(logit) ? kMinusInfinity : logit + 0.0f;  // -0 becomes +0
+  const float value = is_nan(logit) ? minus_infinity() : logit + 0.0f;  // -0 becomes +0
   const uint32_t bits = bits_of(value);
   const uint32_t ordered = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
   return uint64_t{ordered} << 32 | static_cast<uint32_t>(~token);
@@ -342,7 +343,7 @@ BLINK_FN Cut truncate(const Selector<Exec>& selector, uint32_t top_k, float top_
 // Token id of the best logit, key and all; 0 when no logit is a number above minus infinity.
 template <class Exec>
 BLINK_FN uint64_t best_key(const Exec& exec, const float* row, uint32_t size) {
-  float best = kMinusInfinity;
+  float best = minus_infinity();
   uint32_t token = kNoToken;
   exec.walk(row, size, [&](uint32_t i, float logit) {
     if (logit > best) {
@@ -381,14 +382,14 @@ BLINK_FN int32_t sample(const Exec& exec, Scratch& scratch, const float* row, ui
   const int32_t greedy = static_cast<int32_t>(token_of(best));
   if (!(how.temperature >= kGreedyBelow) || how.top_k == 1) return greedy;
   const Scale scale{logit_of(best), kOctave / how.temperature};
-  if (scale.top == -kMinusInfinity) return greedy;  // plus infinity has all the mass
+  if (scale.top == -minus_infinity()) return greedy;  // plus infinity has all the mass
   const bool whole = how.top_k == 0 && how.top_p >= 1.0f;
   if (whole && min_p <= 0.0f) {
     return draw(exec, row, size, how, [=](uint32_t, float logit) { return weight_of(scale.octaves(logit)); });
   }
   const Selector<Exec> selector{exec, scratch, row, size, scale};
   const Cut cut = whole ? Cut{} : truncate(selector, how.top_k, how.top_p);
-  const float lowest = cut.key == 0 ? kMinusInfinity : logit_of(cut.key);
+  const float lowest = cut.key == 0 ? minus_infinity() : logit_of(cut.key);
   const uint64_t least = least_weight(min_p);
   return draw(exec, row, size, how, [=](uint32_t token, float logit) -> uint64_t {
     if (!(logit >= lowest) || key_of(logit, token) < cut.key) return 0;

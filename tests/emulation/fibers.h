@@ -15,7 +15,7 @@
 #include <vector>
 
 #define __device__
-#define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
 
 struct Dim {
   uint32_t x = 0, y = 0, z = 0;
@@ -24,6 +24,9 @@ inline Dim threadIdx, blockIdx, blockDim;
 
 struct alignas(16) float4 {
   float x, y, z, w;
+};
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
@@ -57,6 +60,7 @@ class Block {
 
   void run(std::function<void()> body) {
     body_ = std::move(body);
+    blockDim.x = static_cast<uint32_t>(fibers_.size());
     current_block_ = this;
     for (Fiber& fiber : fibers_) fiber.started = fiber.done = false;
     std::vector<uint32_t> order(fibers_.size());
@@ -134,30 +138,63 @@ class Block {
   uint32_t current_ = 0;
 };
 
-// Lane l's value goes to the lane that asks for it: two waits, so that no slot is written again before all have read.
-inline uint64_t exchange(uint64_t value, uint32_t from_lane) {
+// What `find` makes of the values of the warp's lanes: two waits, so that no slot is written before all have read.
+template <class Find>
+auto in_warp(uint64_t value, Find find) {
   Block& block = Block::now();
   const uint32_t thread = block.current();
   block.slot(thread) = value;
   block.sync_warp();
-  const uint64_t found = block.slot(thread / kLanes * kLanes + from_lane % kLanes);
+  const auto found = find(&block.slot(thread / kLanes * kLanes));
   block.sync_warp();
   return found;
+}
+
+// Bit l of the result: whether `holds` for the value of lane l.
+template <class Holds>
+uint32_t lanes(uint64_t value, Holds holds) {
+  return in_warp(value, [&](const uint64_t* values) {
+    uint32_t mask = 0;
+    for (uint32_t lane = 0; lane < kLanes; ++lane) mask |= static_cast<uint32_t>(holds(values[lane])) << lane;
+    return mask;
+  });
 }
 
 }  // namespace fibers
 
 inline void __syncthreads() { fibers::Block::now().sync_block(); }
 
+inline void __syncwarp() { fibers::Block::now().sync_warp(); }
+
+inline int __syncthreads_and(int value) {
+  fibers::Block& block = fibers::Block::now();
+  block.slot(block.current()) = value != 0;
+  block.sync_block();
+  bool all = true;
+  for (uint32_t thread = 0; thread < blockDim.x; ++thread) all = all && block.slot(thread) != 0;
+  block.sync_block();
+  return all;
+}
+
 inline uint64_t __shfl_xor_sync(uint32_t, uint64_t value, uint32_t mask) {
-  return fibers::exchange(value, threadIdx.x % fibers::kLanes ^ mask);
+  const uint32_t lane = threadIdx.x % fibers::kLanes;
+  return fibers::in_warp(value, [&](const uint64_t* values) { return values[lane ^ mask]; });
 }
 
 inline uint64_t __shfl_up_sync(uint32_t, uint64_t value, uint32_t delta) {
   const uint32_t lane = threadIdx.x % fibers::kLanes;
-  const uint64_t found = fibers::exchange(value, lane >= delta ? lane - delta : lane);
-  return found;
+  return fibers::in_warp(value, [&](const uint64_t* values) { return values[lane >= delta ? lane - delta : lane]; });
 }
+
+inline uint32_t __ballot_sync(uint32_t, uint64_t value) {
+  return fibers::lanes(value, [](uint64_t other) { return other != 0; });
+}
+
+inline uint32_t __match_any_sync(uint32_t, uint32_t value) {
+  return fibers::lanes(value, [&](uint64_t other) { return other == value; });
+}
+
+inline int __popc(uint32_t value) { return __builtin_popcount(value); }
 
 template <class T>
 T atomicAdd(T* word, T x) {

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,19 +10,14 @@ import torch
 
 from gpu_runtime.kernels import sampling
 from gpu_runtime.kernels.sampling import sample
+from tests.emulation.build import build_emulated
 from tests.sampling_cases import WAYS, Cases, cases, odd, spread
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def block(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The kernel's text compiled for one host thread that plays a block's."""
-    target = tmp_path_factory.mktemp("block") / "block.so"
-    includes = [f"-I{ROOT / part}" for part in ("tests/emulation", "proto", "gpu_runtime")]
-    flags = ["-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-unknown-pragmas"]
-    source = ROOT / "tests" / "emulation" / "sampling_block.cpp"
-    subprocess.run(["g++", *flags, *includes, str(source), "-o", str(target)], check=True)
+    target = build_emulated("sampling_block.cpp", tmp_path_factory.mktemp("block"))
     library = ctypes.CDLL(str(target))
     library.blink_sample.restype, library.blink_sample.argtypes = None, [ctypes.c_void_p]
     return library

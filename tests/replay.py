@@ -43,6 +43,13 @@ class Submission:
     seed: int
     flags: int
     stop_tokens: tuple[int, ...]
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    min_tokens: int
+    logprobs: int
+    bias: tuple[tuple[int, float], ...]
 
 
 @dataclass
@@ -50,7 +57,8 @@ class Script:
     """What a sequence says.
 
     Its last token carries `finish`; with `end_apart` an END record of its own does. Without a `finish` it then says
-    nothing more. `max_tokens` of the submission cuts it with LENGTH.
+    nothing more. `max_tokens` of the submission cuts it with LENGTH. Where the submission wants log-probabilities,
+    token t has -0.5 and rank 3, and the likely ones are t + 1, t + 2, … with -1, -1.5, …
     """
 
     tokens: list[int]
@@ -216,10 +224,21 @@ class ReplayDevice:
         assert start + count <= self.sizes.heap_tokens
         heap = self._in.channel_offset(index) + self._in.channel_heap_offset + 4 * start
         prompt = tuple(np.frombuffer(self.inbound, "<u4", count, heap).tolist())
-        numbers = {name: int(record[name]) for name in ("max_tokens", "top_k", "seed", "flags")}
-        floats = {name: float(record[name]) for name in ("temperature", "top_p")}
+        integers = ("max_tokens", "top_k", "seed", "flags", "min_tokens", "logprobs")
+        numbers = {name: int(record[name]) for name in integers}
+        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        floats = {name: float(record[name]) for name in ("temperature", "top_p", "min_p", *penalties)}
         stops = tuple(record["stop_tokens"][: int(record["stop_count"])].tolist())
-        return Submission(channel=index, position=position, prompt=prompt, stop_tokens=stops, **numbers, **floats)
+        bias = self._bias(index, int(record["bias_offset"]), int(record["bias_count"]))
+        return Submission(
+            channel=index, position=position, prompt=prompt, stop_tokens=stops, bias=bias, **numbers, **floats
+        )
+
+    def _bias(self, index: int, start: int, count: int) -> tuple[tuple[int, float], ...]:
+        assert start + 2 * count <= self.sizes.heap_tokens
+        heap = self._in.channel_offset(index) + self._in.channel_heap_offset + 4 * start
+        words = np.frombuffer(self.inbound, "<u4", 2 * count, heap)
+        return tuple(zip(words[::2].tolist(), words[1::2].view("<f4").tolist(), strict=True))
 
     def _take_cancels(self, index: int, channel: Channel) -> None:
         slots = self.sizes.cancel_slots
@@ -239,7 +258,8 @@ class ReplayDevice:
 
     def _speak(self, index: int, channel: Channel, now: float) -> None:
         for position, playing in list(channel.playing.items()):
-            while now >= playing.due and channel.log_next - channel.log_read < self.sizes.log_slots:
+            needed = 1 + playing.submission.logprobs
+            while now >= playing.due and channel.log_next - channel.log_read + needed <= self.sizes.log_slots:
                 if not self._next(index, position, playing):
                     break
                 playing.due = playing.due + playing.script.every
@@ -261,6 +281,7 @@ class ReplayDevice:
                 self._say(index, position, RecordKind.TOKEN, finish, token)
             else:
                 self._over(index, position, RecordKind.TOKEN, finish, token, ErrorCode.NONE)
+            self._say_logprobs(index, token, playing.submission.logprobs)
             self._generated += 1
         elif script.end_apart and script.finish is not Finish.NONE:
             self._over(index, position, RecordKind.END, script.finish, 0, script.error)
@@ -268,6 +289,12 @@ class ReplayDevice:
             return False
         self._steps += 1
         return True
+
+    def _say_logprobs(self, index: int, token: int, count: int) -> None:
+        for k in range(count):
+            bits = int(np.float32(-0.5 * (k + 1)).view(np.uint32))
+            head = arena.pack_logprob_head(0, RecordKind.LOGPROB, k or 3, bits)
+            self.write_record(index, head, arena.pack_logprob_body(0, 0, token + k))
 
     def _over(self, index: int, position: int, kind: RecordKind, finish: Finish, token: int, error: ErrorCode) -> None:
         del self.channels[index].playing[position]

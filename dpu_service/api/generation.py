@@ -21,6 +21,7 @@ class Plan:
     wanted: list[Wanted]
     stops: list[str]
     skip_special: bool
+    min_tokens: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -44,7 +45,9 @@ class Generation:
         self._arrived = arrived
         self._sequences: list[Running] = serving.pump.request(plan.wanted, inbox)
         bundle = serving.encoder.bundle
-        self._choices = [ChoiceText(bundle.detokenizer(plan.skip_special), plan.stops) for _ in self._sequences]
+        self._choices = [
+            ChoiceText(bundle.detokenizer(plan.skip_special), plan.stops, plan.min_tokens) for _ in self._sequences
+        ]
         self._latest = [0.0] * len(self._choices)
         self._open = len(self._choices)
         metrics.PROMPT_TOKENS.inc(plan.prompt_tokens)

@@ -9,7 +9,7 @@ from dpu_service.api.errors import bad_value, model_not_found
 from dpu_service.api.generation import Plan
 from dpu_service.api.prompts import chat_prompt, completion_prompts
 from dpu_service.api.requests import ChatRequest, CommonRequest, CompletionRequest, read_request
-from dpu_service.api.sampling import fit_window, read_choices, read_stops
+from dpu_service.api.sampling import Choices, fit_window, read_choices, read_stops
 from dpu_service.api.unbuilt import refuse_unbuilt
 from dpu_service.sequences.pump import Wanted
 from dpu_service.service import Serving
@@ -44,12 +44,12 @@ async def prepare_completion(serving: Serving, body: bytes) -> Prepared:
     prompts = await completion_prompts(request.prompt, serving.encoder, geometry.vocab_size, most, window)
     wanted = []
     for prompt in prompts:
-        length = _length(serving, prompt, request.max_tokens, "max_tokens", "prompt")
+        length = _length(serving, prompt, choices, request.max_tokens, "max_tokens", "prompt")
         if request.max_tokens is None:
             length = min(length, DEFAULT_COMPLETION_TOKENS)
-        wanted.append(Wanted(prompt, choices.samplings(length)))
+        wanted.append(Wanted(prompt, choices.samplings(length), choices.bias.entries))
     shape = CompletionShape(serving.model.name, with_usage)
-    return Prepared(_plan(request, wanted, stops), shape, bool(request.stream), with_usage)
+    return Prepared(_plan(request, wanted, stops, choices.min_tokens), shape, bool(request.stream), with_usage)
 
 
 async def prepare_chat(serving: Serving, body: bytes) -> Prepared:
@@ -64,10 +64,10 @@ async def prepare_chat(serving: Serving, body: bytes) -> Prepared:
     stops = read_stops(request)
     prompt = await chat_prompt(request.messages, serving.encoder, serving.geometry.window)
     param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-    length = _length(serving, prompt, getattr(request, param), param, "messages")
-    wanted = [Wanted(prompt, choices.samplings(length))]
+    length = _length(serving, prompt, choices, getattr(request, param), param, "messages")
+    wanted = [Wanted(prompt, choices.samplings(length), choices.bias.entries)]
     shape = ChatShape(serving.model.name, with_usage)
-    return Prepared(_plan(request, wanted, stops), shape, bool(request.stream), with_usage)
+    return Prepared(_plan(request, wanted, stops, choices.min_tokens), shape, bool(request.stream), with_usage)
 
 
 def _check_common(serving: Serving, request: CommonRequest) -> bool:
@@ -80,10 +80,13 @@ def _check_common(serving: Serving, request: CommonRequest) -> bool:
     return bool(request.stream_options is not None and request.stream_options.include_usage)
 
 
-def _length(serving: Serving, prompt: list[int], wanted: int | None, param: str, prompt_param: str) -> int:
-    window = min(serving.geometry.window, serving.geometry.heap_tokens + 1)
+def _length(
+    serving: Serving, prompt: list[int], choices: Choices, wanted: int | None, param: str, prompt_param: str
+) -> int:
+    heap = serving.geometry.heap_tokens - 2 * len(choices.bias.entries)  # prompt and bias stand in it together
+    window = min(serving.geometry.window, heap + 1)
     return fit_window(len(prompt), wanted, window, param, prompt_param)
 
 
-def _plan(request: CommonRequest, wanted: list[Wanted], stops: list[str]) -> Plan:
-    return Plan(wanted, stops, request.skip_special_tokens is not False)
+def _plan(request: CommonRequest, wanted: list[Wanted], stops: list[str], min_tokens: int) -> Plan:
+    return Plan(wanted, stops, request.skip_special_tokens is not False, min_tokens)

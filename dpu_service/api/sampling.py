@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass
 
 from blink_proto import arena
+from dpu_service.api.bias import Bias, read_bias
 from dpu_service.api.errors import bad_value, context_length
 from dpu_service.api.requests import CommonRequest
 from dpu_service.channel.rings import Sampling
@@ -32,10 +33,22 @@ class Choices:
     seed: int | None
     stop_tokens: tuple[int, ...]
     ignore_eos: bool
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    min_tokens: int
+    bias: Bias
 
     def samplings(self, max_tokens: int) -> list[Sampling]:
         """One for each choice. Choice i of a given seed uses seed + i · 0x9E3779B97F4A7C15 (mod 2^64), so choice 0
-        equals a request for one choice with that seed; without a seed each choice draws its own."""
+        equals a request for one choice with that seed; without a seed each choice draws its own.
+
+        Raises:
+            ApiError: 400: fewer tokens than `min_tokens`.
+        """
+        if self.min_tokens > max_tokens:
+            raise bad_value("min_tokens", f"'min_tokens' is over the {max_tokens} tokens to generate at most")
         return [
             Sampling(
                 max_tokens=max_tokens,
@@ -45,6 +58,12 @@ class Choices:
                 seed=secrets.randbits(64) if self.seed is None else (self.seed + i * _SEED_STEP) & _MASK,
                 stop_tokens=self.stop_tokens,
                 ignore_eos=self.ignore_eos,
+                min_p=self.min_p,
+                repetition_penalty=self.repetition_penalty,
+                presence_penalty=self.presence_penalty,
+                frequency_penalty=self.frequency_penalty,
+                min_tokens=self.min_tokens,
+                allow_only=self.bias.allow_only,
             )
             for i in range(self.count)
         ]
@@ -67,6 +86,14 @@ def read_choices(request: CommonRequest, vocab_size: int) -> Choices:
         seed=_seed(request.seed),
         stop_tokens=_stop_tokens(request.stop_token_ids or [], vocab_size),
         ignore_eos=bool(request.ignore_eos),
+        min_p=_within("min_p", request.min_p, 0, 1),
+        repetition_penalty=_repetition_penalty(request.repetition_penalty),
+        presence_penalty=_within("presence_penalty", request.presence_penalty, -arena.MAX_PENALTY, arena.MAX_PENALTY),
+        frequency_penalty=_within(
+            "frequency_penalty", request.frequency_penalty, -arena.MAX_PENALTY, arena.MAX_PENALTY
+        ),
+        min_tokens=_min_tokens(request.min_tokens),
+        bias=read_bias(request.logit_bias, request.allowed_token_ids, vocab_size),
     )
 
 
@@ -121,6 +148,29 @@ def _top_p(given: float | None) -> float:
     if not 0 < value <= 1:
         raise bad_value("top_p", "'top_p' must be above 0 and at most 1")
     return max(value, 1e-6)  # a smaller one could round to 0 in the device's float32
+
+
+def _within(param: str, given: float | None, low: float, high: float) -> float:
+    value = 0.0 if given is None else given
+    if not low <= value <= high:  # written so that NaN fails too
+        raise bad_value(param, f"'{param}' must be between {low:g} and {high:g}")
+    return value
+
+
+def _repetition_penalty(given: float | None) -> float:
+    value = 1.0 if given is None else given
+    if not 0 < value <= arena.MAX_REPETITION_PENALTY:
+        raise bad_value(
+            "repetition_penalty", f"'repetition_penalty' must be above 0 and at most {arena.MAX_REPETITION_PENALTY}"
+        )
+    return max(value, 1e-6)  # 0 in the device's float32 would switch it off
+
+
+def _min_tokens(given: int | None) -> int:
+    value = 0 if given is None else given
+    if value < 0:
+        raise bad_value("min_tokens", "'min_tokens' must be at least 0")
+    return value
 
 
 def _top_k(given: int | None, vocab_size: int) -> int:

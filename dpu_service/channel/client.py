@@ -5,6 +5,7 @@ Free of clocks and of asyncio; whoever owns it calls `poll` and `beat` often eno
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from dpu_service.channel.errors import ChannelError, LeaseLostError
 from dpu_service.channel.geometry import Geometry, check_header
 from dpu_service.channel.heap import PromptHeap
 from dpu_service.channel.log import Record, TokenLog
+from dpu_service.channel.logprobs import Group, Logprob, fault_of_logprobs, grouped
 from dpu_service.channel.rings import Ring, Sampling, cancel_payload, submit_payload
 from dpu_service.channel.words import ChannelOutWords, read_channel_out, read_telemetry
 from dpu_service.transport.base import Transport
@@ -34,11 +36,20 @@ class LeaseState(Enum):
 
 @dataclass
 class SharedPrompt:
-    """A prompt that one or more sequences read; it stays in the heap until the last of them has ended."""
+    """A prompt that one or more sequences read; it stays in the heap until the last of them has ended.
+
+    `bias`: (token, value) with ascending tokens, what all of them add to logits; it stands behind the tokens.
+    """
 
     tokens: Items[int]
     users: int
     offset: int | None = None
+    bias: Items[tuple[int, float]] = ()
+
+    def heap_words(self) -> bytes:
+        """What stands in the heap."""
+        pairs = b"".join(struct.pack("<If", token, value) for token, value in self.bias)
+        return np.asarray(self.tokens, "<u4").tobytes() + pairs
 
 
 @dataclass
@@ -48,6 +59,7 @@ class Tracked:
     position: int
     prompt: SharedPrompt
     tokens_left: int
+    logprobs: int = 0
     cancel_wanted: bool = False
     cancel_sent: bool = field(default=False, repr=False)
 
@@ -56,7 +68,8 @@ class Tracked:
 class News:
     """What one poll brought for one sequence.
 
-    `finish` is NONE while it goes on. `fault` says what the device wrote that cannot be.
+    `finish` is NONE while it goes on. `fault` says what the device wrote that cannot be. `logprobs` has an item for
+    each of the tokens, empty for a sequence that wants none: the token's own, then the most likely ones'.
     """
 
     position: int
@@ -65,6 +78,7 @@ class News:
     kind: arena.RecordKind = arena.RecordKind.TOKEN
     detail: int = 0
     fault: str = ""
+    logprobs: list[list[Logprob]] = field(default_factory=list)
 
 
 class ChannelClient:
@@ -157,8 +171,9 @@ class ChannelClient:
         if not self._submits.has_room(self._submit_read) or not self._place(prompt):
             return None
         assert prompt.offset is not None
-        position = self._submits.append(submit_payload(prompt.offset, len(prompt.tokens), sampling))
-        self._sequences[position & _NAME_MASK] = Tracked(position, prompt, sampling.max_tokens)
+        payload = submit_payload(prompt.offset, len(prompt.tokens), sampling, len(prompt.bias))
+        position = self._submits.append(payload)
+        self._sequences[position & _NAME_MASK] = Tracked(position, prompt, sampling.max_tokens, sampling.logprobs)
         return position
 
     def cancel(self, position: int) -> None:
@@ -182,7 +197,7 @@ class ChannelClient:
             self.state = LeaseState.VACANT
             raise LeaseLostError("the device ended this worker's lease")
         self._take_cursors(words)
-        records = self._log.read(words.log_written)
+        records = self._whole(self._log.read(words.log_written))
         news = self._sort(records) if records else []
         if records:
             self._commit("log_read", self._log.position)
@@ -206,10 +221,11 @@ class ChannelClient:
     def _place(self, prompt: SharedPrompt) -> bool:
         if prompt.offset is not None:
             return True
-        offset = self._heap.allocate(len(prompt.tokens))
+        words = prompt.heap_words()
+        offset = self._heap.allocate(len(words) // 4)
         if offset is None:
             return False
-        self._transport.write(self._heap_offset + 4 * offset, np.asarray(prompt.tokens, "<u4").tobytes())
+        self._transport.write(self._heap_offset + 4 * offset, words)
         prompt.offset = offset
         return True
 
@@ -232,9 +248,26 @@ class ChannelClient:
             else:
                 self._held_cancels.append(tracked)
 
+    def _whole(self, records: list[Record]) -> list[Record]:
+        """All but a last token whose log-probabilities are not all there; it is read again in the next call."""
+        behind = 0
+        while behind < len(records) and records[-1 - behind].kind == arena.RecordKind.LOGPROB:
+            behind += 1
+        if behind == len(records):
+            return records
+        last = records[-1 - behind]
+        tracked = self._sequences.get(last.sequence) if last.kind == arena.RecordKind.TOKEN else None
+        if tracked is None or behind >= tracked.logprobs:
+            return records
+        self._log.unread(behind + 1)
+        return records[: -1 - behind]
+
     def _sort(self, records: list[Record]) -> list[News]:
         news: dict[int, News] = {}
-        for record in records:
+        groups, orphans = grouped(records)
+        self.unknown_records += orphans
+        for group in groups:
+            record = group.record
             tracked = self._sequences.get(record.sequence)
             if tracked is None:
                 self.unknown_records += 1
@@ -243,21 +276,26 @@ class ChannelClient:
             if earlier is not None and earlier.finish is not arena.Finish.NONE:
                 self.unknown_records += 1
                 continue
-            merged = self._judge(tracked, record, earlier.tokens if earlier else [])
+            merged = self._judge(tracked, group, earlier or News(tracked.position, []))
             news[record.sequence] = merged
             if merged.finish is not arena.Finish.NONE:
                 self._ended(tracked)
         return list(news.values())
 
-    def _judge(self, tracked: Tracked, record: Record, tokens: list[int]) -> News:
-        fault = fault_of(record, self.geometry.vocab_size, tracked.tokens_left)
+    def _judge(self, tracked: Tracked, group: Group, earlier: News) -> News:
+        record, tokens, logprobs = group.record, earlier.tokens, earlier.logprobs
+        is_token = record.kind == arena.RecordKind.TOKEN
+        fault = fault_of(record, self.geometry.vocab_size, tracked.tokens_left) or fault_of_logprobs(
+            group.logprobs, tracked.logprobs if is_token else 0, self.geometry.vocab_size
+        )
         if fault:
-            return News(tracked.position, tokens, arena.Finish.ERROR, fault=fault)
-        if record.kind == arena.RecordKind.TOKEN:
+            return News(tracked.position, tokens, arena.Finish.ERROR, fault=fault, logprobs=logprobs)
+        if is_token:
             tokens.append(record.token)
+            logprobs.append(group.logprobs)
             tracked.tokens_left -= 1
         finish, kind = arena.Finish(record.finish), arena.RecordKind(record.kind)
-        return News(tracked.position, tokens, finish, kind, record.detail)
+        return News(tracked.position, tokens, finish, kind, record.detail, logprobs=logprobs)
 
     def _ended(self, tracked: Tracked) -> None:
         del self._sequences[tracked.position & _NAME_MASK]

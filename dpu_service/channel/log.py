@@ -15,7 +15,8 @@ _LAPS = (1 << 16) - 1
 
 
 class Record(NamedTuple):
-    """One token record; the fields are as the device wrote them and not yet judged."""
+    """One token record; the fields are as the device wrote them and not yet judged. Those of a LOGPROB record stand
+    where the same bits of a token record do (see logprobs.py)."""
 
     sequence: int
     kind: int
@@ -55,6 +56,10 @@ class TokenLog:
         complete = self._complete(head, body)
         self.position += complete
         return _decode(head[:complete], body[:complete])
+
+    def unread(self, count: int) -> None:
+        """Leaves the last `count` records for the next call."""
+        self.position -= count
 
     def _copy(self, count: int) -> NDArray[np.void]:
         size = arena.TokenRecord.itemsize

@@ -25,6 +25,14 @@ class Sampling:
     seed: int = 0
     stop_tokens: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    allow_only: bool = False
+    logprobs: int = 0
+    """0, or 1 + number of most likely tokens whose log-probabilities come with each token."""
 
 
 class Ring:
@@ -57,8 +65,8 @@ class Ring:
         return position
 
 
-def submit_payload(prompt_offset: int, prompt_tokens: int, sampling: Sampling) -> bytes:
-    """A SubmitRecord without its commit word."""
+def submit_payload(prompt_offset: int, prompt_tokens: int, sampling: Sampling, bias_count: int = 0) -> bytes:
+    """A SubmitRecord without its commit word. Bias entries stand behind the prompt in the heap."""
     record = np.zeros((), arena.SubmitRecord)
     record["prompt_offset"] = prompt_offset
     record["prompt_tokens"] = prompt_tokens
@@ -67,9 +75,15 @@ def submit_payload(prompt_offset: int, prompt_tokens: int, sampling: Sampling) -
     record["temperature"] = sampling.temperature
     record["top_p"] = sampling.top_p
     record["seed"] = np.uint64(sampling.seed & _SEED_MASK)
-    record["flags"] = arena.SubmitFlag.IGNORE_EOS if sampling.ignore_eos else 0
+    record["flags"] = (
+        arena.SubmitFlag.IGNORE_EOS * sampling.ignore_eos | arena.SubmitFlag.ALLOW_ONLY * sampling.allow_only
+    )
     record["stop_count"] = len(sampling.stop_tokens)
     record["stop_tokens"][: len(sampling.stop_tokens)] = sampling.stop_tokens
+    for name in ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "logprobs"):
+        record[name] = getattr(sampling, name)
+    record["bias_count"] = bias_count
+    record["bias_offset"] = prompt_offset + prompt_tokens if bias_count else 0
     return record.tobytes()[: arena.SUBMIT_RECORD_OFFSETS["commit"]]
 
 

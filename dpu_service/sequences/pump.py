@@ -35,10 +35,11 @@ WAIT_SHARE = 1 / 16
 
 @dataclass(frozen=True)
 class Wanted:
-    """One prompt and the sequences that it should start, one for each entry of `samplings`."""
+    """One prompt and the sequences that it should start, one for each entry of `samplings`, all with one bias."""
 
     prompt: Items[int]
     samplings: list[Sampling]
+    bias: Items[tuple[int, float]] = ()
 
 
 @dataclass(eq=False)
@@ -122,7 +123,7 @@ class Pump:
             raise QueueFullError("too many requests are waiting; try again later")
         made: list[Running] = []
         for one in wanted:
-            prompt = SharedPrompt(one.prompt, len(one.samplings))
+            prompt = SharedPrompt(one.prompt, len(one.samplings), bias=one.bias)
             made += [Running(len(made) + i, prompt, sampling, inbox) for i, sampling in enumerate(one.samplings)]
         self._queue.extend(made)
         self._not_started += count

@@ -16,10 +16,14 @@ class ChoiceText:
 
     `finish_reason` is set once the choice is over, `stopped_by_text` when a stop string ended it (the device does
     not know and has to be told).
+
+    Args:
+        min_tokens: stop strings are looked for only in the text of the tokens after so many.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stops: Items[str]) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: Items[str], min_tokens: int = 0) -> None:
         self._detokenizer = detokenizer
+        self._min_tokens = min_tokens
         self._stops = StopStrings(stops) if stops else None
         self.finish_reason: str | None = None
         self.stopped_by_text = False
@@ -41,9 +45,10 @@ class ChoiceText:
     def _take(self, tokens: list[int]) -> str:
         if self._stops is None:
             return self._detokenizer.feed(tokens)
-        pieces = []
+        pieces: list[str] = []
         for token in tokens:  # one by one, so that tokens behind a stop string are not counted
-            pieces.append(self._stops.feed(self._detokenizer.feed([token])))
+            text = self._detokenizer.feed([token])
+            pieces.append(text if self.tokens + len(pieces) < self._min_tokens else self._stops.feed(text))
             if self._stops.matched is not None:
                 self.stopped_by_text = True
                 self.tokens += len(pieces)

@@ -7,8 +7,9 @@ import ctypes
 import numpy as np
 from numpy.typing import NDArray
 
+from blink_proto import arena
 from gpu_runtime.cuda.memory import DeviceMemory, MappedMemory
-from gpu_runtime.model.device_plan import DevicePlan, decode_tiles_max, words_of
+from gpu_runtime.model.device_plan import DevicePlan, SamplingSlots, decode_tiles_max, words_of
 from gpu_runtime.scheduler import image, layout
 from gpu_runtime.shared_arena import SharedArena
 
@@ -84,4 +85,15 @@ class DeviceScheduler:
             "block_table": (int(config["max_sequences"]), int(config["blocks_per_sequence"])),
             "sampled": (running,),
         }
-        return DevicePlan(**{name: self._memory.tensor(addresses[name], shape) for name, shape in shapes.items()})
+        views = {name: self._memory.tensor(addresses[name], shape) for name, shape in shapes.items()}
+        return DevicePlan(**views, slots=self._slots(config, addresses))
+
+    def _slots(self, config: NDArray[np.void], addresses: dict[str, int]) -> SamplingSlots:
+        sequences, window = int(config["max_sequences"]), int(config["max_model_tokens"])
+        shapes = {
+            "history": (sequences, window),
+            "extras": (sequences, words_of(layout.SampleExtras.itemsize)),
+            "bias": (sequences, arena.MAX_BIAS * words_of(layout.BiasEntry.itemsize)),
+            "sampled_logprobs": (int(config["max_running"]), words_of(layout.RowLogprobs.itemsize)),
+        }
+        return SamplingSlots(*(self._memory.tensor(addresses[name], shape) for name, shape in shapes.items()))

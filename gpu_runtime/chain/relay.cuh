@@ -74,6 +74,7 @@ __device__ inline void pull_submissions(const State& state, const layout::ChainB
     const auto* from = mirrored<const uint64_t>(own, state.inbound, board.host_inbound);
     copy_words(reinterpret_cast<uint64_t*>(own), from, sizeof(arena::SubmitRecord) / 8 - 1);
     pull_heap(state, board, c, own->prompt_offset, own->prompt_tokens);
+    pull_heap(state, board, c, own->bias_offset, uint64_t{own->bias_count} * 2);
     if (threadIdx.x % kLanes == 0) store_release(&own->commit, commit);
     __syncwarp();
   }

@@ -27,7 +27,7 @@ class StepRunner(Protocol):
     """Computes a planned step."""
 
     def run(self, plan: Plan) -> NDArray[np.int32]:
-        """The sampled token of each row of the plan, int32 [rows]."""
+        """The sampled token of each row of the plan, int32 [rows]; fills the plan's `logprobs` where rows want it."""
         ...
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from gpu_runtime.chain.spec import ChainSpec
-from gpu_runtime.kernels.sampling import sample
+from gpu_runtime.kernels.sampling import Slots, sample
 from gpu_runtime.model.llama import KVCache, LlamaModel
 from gpu_runtime.model.source import open_folder
 from gpu_runtime.model.step import StepInputs
@@ -58,7 +58,7 @@ class SoftStep:
         logits = self._model.forward(step)
         if not len(plan.rows):
             return np.empty(0, np.int32)
-        return sample(logits, plan.rows)
+        return sample(logits, plan.rows, Slots(plan.history, plan.extras, plan.bias), plan.logprobs)
 
     def _warm(self, tokens: int) -> None:
         """One step of padding only, into the scratch block."""

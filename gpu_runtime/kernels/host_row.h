@@ -67,6 +67,12 @@ class HostRow {
     return before;
   }
 
+  float add(float* word, float x) const {
+    const float before = *word;
+    *word += x;
+    return before;
+  }
+
  private:
   mutable std::vector<uint64_t> parts_;
 };

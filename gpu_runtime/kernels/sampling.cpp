@@ -1,17 +1,22 @@
-// Sampling on the host: `sampling_core.h`, row by row. Compiled with -ffp-contract=off, see there.
-#include <memory>
+// Sampling on the host: the core, row by row. Compiled with -ffp-contract=off, see `sampling_core.h`.
+#include "kernels/sampling.h"
 
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "blink_proto/arena.h"
 #include "kernels/host_row.h"
-#include "kernels/sampling_core.h"
+#include "kernels/logprobs.h"
 #include "kernels/simd.h"
 
 namespace blink::sampling {
 namespace {
 
 // `flatten` brings the whole core into each clone, so that it takes the clone's instruction set.
-BLINK_CLONES __attribute__((flatten)) int32_t sample_row(const HostRow& exec, Scratch& scratch, const float* logits,
-                                                         uint32_t vocab, const layout::SampleRow& row) {
-  return sample(exec, scratch, logits, vocab, row);
+BLINK_CLONES __attribute__((flatten)) int32_t sample_on_host(const HostRow& exec, Scratch& scratch, const Row& row,
+                                                             layout::RowLogprobs* out) {
+  return sample_row(exec, scratch, row, out);
 }
 
 }  // namespace
@@ -19,17 +24,26 @@ BLINK_CLONES __attribute__((flatten)) int32_t sample_row(const HostRow& exec, Sc
 
 extern "C" {
 
-// logits: [count][vocab]; rows: [count]; tokens: [count], -1 where a row holds no number above minus infinity.
-BLINK_EXPORT void blink_sample(const float* logits, int64_t vocab, const blink::layout::SampleRow* rows, int64_t count,
-                               int32_t* tokens) {
-#pragma omp parallel if (count > 1)
+BLINK_EXPORT void blink_sample(const blink_sample_job* job) {
+  using namespace blink::sampling;
+  const auto vocab = static_cast<uint32_t>(job->vocab);
+#pragma omp parallel if (job->count > 1)
   {
-    const blink::sampling::HostRow exec;
-    const auto scratch = std::make_unique<blink::sampling::Scratch>();
+    const HostRow exec;
+    const auto scratch = std::make_unique<Scratch>();
+    std::vector<float> adjusted;
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t r = 0; r < count; ++r) {
-      tokens[r] =
-          blink::sampling::sample_row(exec, *scratch, logits + r * vocab, static_cast<uint32_t>(vocab), rows[r]);
+    for (int64_t r = 0; r < job->count; ++r) {
+      const uint64_t slot = job->rows[r].slot;
+      Row row{job->logits + r * job->vocab, vocab, job->rows[r], nullptr, nullptr, nullptr, nullptr};
+      if (row.how.flags != 0) {
+        adjusted.resize(vocab);
+        row.extras = job->extras + slot;
+        row.bias = job->bias + slot * blink::arena::MAX_BIAS;
+        row.history = job->history + slot * static_cast<uint64_t>(job->window);
+        row.adjusted = adjusted.data();
+      }
+      job->tokens[r] = sample_on_host(exec, *scratch, row, job->logprobs == nullptr ? nullptr : job->logprobs + r);
     }
   }
 }

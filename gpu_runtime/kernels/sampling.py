@@ -1,14 +1,29 @@
-"""Sampling on the CPU (`sampling.cpp`): the host's build of the text that the GPU runs too (`sampling_core.h`)."""
+"""Sampling on the CPU (`sampling.cpp`): the host's build of the text that the GPU runs too (`sampling_core.h`).
+
+A token is chosen in this order; `reference_probabilities` says the same in plain torch.
+
+1. Tokens without a bias entry are forbidden with `allow_only`; the bias entries are added to the logits.
+2. Repetition penalty, for tokens of the prompt and the answer: positive logits are divided, negative ones multiplied.
+3. Presence and frequency penalty, for tokens of the answer: subtracted once, and once for each time it was generated.
+4. Stop tokens are forbidden while MASK_STOPS says so.
+5. Temperatures below GREEDY_BELOW, and top_k = 1, take the largest logit; among equals the lowest id.
+6. Temperature; top-k; top-p, of the probabilities that top-k left; min-p, a share of the best token's probability.
+7. One draw by Philox4x32-10, keyed by (seed, position), over what is left in order of token id.
+
+Log-probabilities are those of the model's own distribution: before all of this.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from blink_proto import arena
 from gpu_runtime.native import load_library
 
 GREEDY_BELOW = 1e-3
@@ -18,11 +33,38 @@ MAX_VOCABULARY = 1 << 23
 """Token ids at most: sums of weights stay within 64 bits."""
 
 
+class _Job(ctypes.Structure):
+    """blink_sample_job."""
+
+    _fields_ = [
+        ("logits", ctypes.c_void_p),
+        ("vocab", ctypes.c_int64),
+        ("rows", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("extras", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("history", ctypes.c_void_p),
+        ("window", ctypes.c_int64),
+        ("logprobs", ctypes.c_void_p),
+        ("tokens", ctypes.c_void_p),
+    ]
+
+
+@dataclass(frozen=True)
+class Slots:
+    """What the scheduler keeps for each slot: `history` uint32 [slots, window], `extras` SampleExtras [slots], `bias`
+    BiasEntry [slots, MAX_BIAS]."""
+
+    history: NDArray[np.uint32]
+    extras: NDArray[np.void]
+    bias: NDArray[np.void]
+
+
 @cache
 def _library() -> ctypes.CDLL:
     library = load_library("_host_sampling")
-    pointer, size = ctypes.c_void_p, ctypes.c_int64
-    library.blink_sample.argtypes = [pointer, size, pointer, size, pointer]
+    pointer = ctypes.c_void_p
+    library.blink_sample.argtypes = [pointer]
     library.blink_sample.restype = None
     library.blink_philox.argtypes = [pointer, ctypes.c_uint32, ctypes.c_uint32]
     library.blink_philox.restype = None
@@ -31,25 +73,56 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def sample(logits: torch.Tensor, rows: NDArray[np.void]) -> NDArray[np.int32]:
+def sample(
+    logits: torch.Tensor,
+    rows: NDArray[np.void],
+    slots: Slots | None = None,
+    logprobs: NDArray[np.void] | None = None,
+) -> NDArray[np.int32]:
     """One token for each row.
 
     Args:
         logits: float32 [rows, vocabulary], contiguous.
         rows: layout.SampleRow [rows].
+        slots: needed when a row has flags.
+        logprobs: layout.RowLogprobs [rows], filled for rows that ask for log-probabilities; needed when one does.
 
     Returns:
-        int32 [rows]; -1 where the logits hold no number above minus infinity. Equal logits: the lowest id wins.
+        int32 [rows]; -1 where no logit is a number above minus infinity, or all such tokens are forbidden.
+
+    Raises:
+        ValueError: shapes or types do not fit, or something needed is missing.
     """
-    tokens = np.empty(len(rows), np.int32)
-    _library().blink_sample(
-        logits.data_ptr(),
-        logits.shape[1],
-        rows.ctypes.data,
-        len(rows),
-        tokens.ctypes.data,
-    )
+    count, vocabulary = logits.shape
+    if logits.dtype != torch.float32 or not logits.is_contiguous() or len(rows) != count:
+        raise ValueError(f"logits must be contiguous float32 [{len(rows)}, vocabulary], not {list(logits.shape)}")
+    if vocabulary > MAX_VOCABULARY:
+        raise ValueError(f"a vocabulary of {vocabulary} tokens is over {MAX_VOCABULARY}")
+    rows = np.ascontiguousarray(rows)
+    tokens = np.empty(count, np.int32)
+    job = _Job(logits.data_ptr(), vocabulary, rows.ctypes.data, count, tokens=tokens.ctypes.data)
+    if rows["flags"].any():
+        _take_slots(job, rows, slots)
+    if rows["logprobs"].any():
+        if logprobs is None or not logprobs.flags.c_contiguous or len(logprobs) != count:
+            raise ValueError("rows ask for log-probabilities, and there is no room for them")
+        job.logprobs = logprobs.ctypes.data
+    _library().blink_sample(ctypes.byref(job))
     return tokens
+
+
+def _take_slots(job: _Job, rows: NDArray[np.void], slots: Slots | None) -> None:
+    if slots is None:
+        raise ValueError("rows have flags, and what belongs to their slots is missing")
+    count, window = slots.history.shape
+    if slots.extras.shape != (count,) or slots.bias.shape != (count, arena.MAX_BIAS):
+        raise ValueError("history, extras and bias are not of the same slots")
+    if not all(part.flags.c_contiguous for part in (slots.history, slots.extras, slots.bias)):
+        raise ValueError("history, extras and bias must be contiguous")
+    if rows["slot"].max() >= count or rows["position"].max() > window:
+        raise ValueError("a row names a slot or a position that is not there")
+    job.extras, job.bias = slots.extras.ctypes.data, slots.bias.ctypes.data
+    job.history, job.window = slots.history.ctypes.data, window
 
 
 def uniform(seed: int, position: int) -> float:
@@ -64,14 +137,38 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
     return tuple(int(word) for word in words)
 
 
-def reference_probabilities(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
-    """Plain torch, in float64: the distribution [vocabulary] that `sample` draws from."""
+def reference_adjusted(
+    logits: torch.Tensor,
+    prompt: list[int],
+    generated: list[int],
+    extras: np.void,
+    bias: dict[int, float],
+    masked: list[int],
+) -> torch.Tensor:
+    """Plain torch, in float64: the logits [vocabulary] after bias, penalties and masks (steps 1 to 4)."""
+    found = torch.full_like(logits, float("-inf"), dtype=torch.float64) if extras["allow_only"] else logits.double()
+    for token, value in bias.items():
+        found[token] = logits[token].double() + value
+    for token in {*prompt, *generated}:
+        penalty = float(extras["repetition_penalty"])
+        found[token] = found[token] / penalty if found[token] > 0 else found[token] * penalty
+    for token in set(generated):
+        found[token] -= float(extras["presence_penalty"]) + generated.count(token) * float(extras["frequency_penalty"])
+    found[masked] = float("-inf")
+    return found
+
+
+def reference_probabilities(
+    logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float = 0.0
+) -> torch.Tensor:
+    """Plain torch, in float64: the distribution [vocabulary] that `sample` draws from (step 6)."""
     scaled = logits.double() / temperature
     if top_k:
-        scaled = scaled.masked_fill(scaled < scaled.topk(top_k).values[-1], float("-inf"))
+        scaled = scaled.masked_fill(scaled < scaled.topk(min(top_k, len(scaled))).values[-1], float("-inf"))
     probabilities = scaled.softmax(-1)
     if top_p < 1:
         ordered, indices = probabilities.sort(descending=True)
         keep = ordered.cumsum(-1) - ordered < top_p
         probabilities = torch.zeros_like(probabilities).scatter(0, indices[keep], ordered[keep])
+    probabilities = probabilities.masked_fill(probabilities < min_p * probabilities.max(), 0)
     return probabilities / probabilities.sum()

@@ -11,11 +11,18 @@
 //   scan(n, value, use)         use(i, sum of value(j) for j < i) for every i; returns the sum over all
 //   totals(row, size, value)    sum of value(index, logit) over the row, remembered in parts for:
 //   locate(row, size, value, target)   the first index whose inclusive sum of value is above target (< the total)
-//   add(word, x)                atomic, in memory that the block shares; returns the value before
+//   add(word, x)                atomic, on memory that the block shares; returns the value before
 // Members that return something, and scan, end with a barrier; walk and each do not.
 #pragma once
 #include "kernels/philox.h"
 #include "scheduler/layout.h"
+
+// A function of its own on the GPU too: what few rows need does not take registers from the rest.
+#ifdef __CUDACC__
+#define BLINK_APART __host__ __device__ __noinline__
+#else
+#define BLINK_APART
+#endif
 
 namespace blink::sampling {
 
@@ -27,6 +34,7 @@ inline constexpr uint32_t kMaxVocabulary = 1u << 23;  // sums of weights stay be
 
 inline constexpr uint32_t kBinsPerOctave = 32;
 inline constexpr uint32_t kBins = 42 * kBinsPerOctave;  // lower weights are 0
+inline constexpr uint32_t kEveryBin = 0xFFFFFFFFu;
 inline constexpr uint32_t kDigits = 256;
 inline constexpr uint32_t kList = 1024;
 inline constexpr float kNear = 16.0f;  // octaves below the best token in which most cuts lie
@@ -52,6 +60,8 @@ BLINK_FN float float_of(uint32_t bits) {
 #endif
 }
 
+BLINK_FN float minus_infinity() { return float_of(0xFF800000u); }
+
 // A product that is rounded by itself, never fused with a sum: host and GPU must agree bit by bit.
 BLINK_FN float product(float a, float b) {
 #ifdef __CUDA_ARCH__
@@ -73,7 +83,7 @@ BLINK_FN bool is_nan(float value) { return value != value; }
 
 // Order of tokens: larger logit first, equal ones by id; a NaN counts as minus infinity. No two keys are equal.
 BLINK_FN uint64_t key_of(float logit, uint32_t token) {
-  const float value = is_nan(logit) ? float_of(0xFF800000u) : logit + 0.0f;  // -0 becomes +0
+  const float value = is_nan(logit) ? minus_infinity() : logit + 0.0f;  // -0 becomes +0
   const uint32_t bits = bits_of(value);
   const uint32_t ordered = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
   return uint64_t{ordered} << 32 | static_cast<uint32_t>(~token);
@@ -251,7 +261,7 @@ struct Selector {
   Scale scale;
 
   // Fills the bins with the tokens no further than `reach` octaves below the best one; returns the sum of all weights.
-  BLINK_FN uint64_t fill(float reach) const {
+  BLINK_APART uint64_t fill(float reach) const {
     scratch.bins.clear(exec);
     uint64_t sum = 0;
     exec.walk(row, size, [&](uint32_t, float logit) {
@@ -264,40 +274,38 @@ struct Selector {
   }
 
   // The smallest set of best tokens that reaches the wanted amount, by the bins; false when those do not reach it.
-  BLINK_FN bool cut(const Want& want, Cut& found) const {
+  BLINK_APART bool cut(const Want& want, Cut& found) const {
     Measure above{0, 0};
     const uint32_t bin = find_crossing(exec, scratch, scratch.bins, want, above);
     if (bin == kNoToken) return false;
     const uint32_t count = scratch.bins.count[bin];
-    const auto in_bin = [&](float logit) {
-      const float octaves = scale.octaves(logit);
-      return octaves > -kFar && bin_of(octaves) == bin && weight_of(octaves) != 0;
-    };
     if (count > kList) {
-      found = select_key(exec, scratch, scale, want, above, [&](auto use) {
-        exec.walk(row, size, [&](uint32_t token, float logit) {
-          if (in_bin(logit)) use(key_of(logit, token));
-        });
-      });
+      found = cut_row(want, above, bin);
       return true;
     }
-    gather([&](uint64_t key) { return in_bin(logit_of(key)); });
-    found = select_key(exec, scratch, scale, want, above, [&](auto use) {
-      exec.each(count, [&](uint32_t i) { use(scratch.list[i]); });
-    });
+    gather([&](uint64_t key) { return is_in(bin, logit_of(key)); });
+    found = select_key(exec, scratch, scale, want, above,
+                       [&](auto use) { exec.each(count, [&](uint32_t i) { use(scratch.list[i]); }); });
     return true;
   }
 
-  // The same over all tokens, those without weight too.
-  BLINK_FN Cut cut_all(const Want& want) const {
-    return select_key(exec, scratch, scale, want, Measure{0, 0}, [&](auto use) {
-      exec.walk(row, size, [&](uint32_t token, float logit) { use(key_of(logit, token)); });
+  // The same over the row's own tokens: those in a bin, or all, those without weight too.
+  BLINK_APART Cut cut_row(const Want& want, const Measure& above, uint32_t bin = kEveryBin) const {
+    return select_key(exec, scratch, scale, want, above, [&](auto use) {
+      exec.walk(row, size, [&](uint32_t token, float logit) {
+        if (bin == kEveryBin || is_in(bin, logit)) use(key_of(logit, token));
+      });
     });
+  }
+
+  BLINK_FN bool is_in(uint32_t bin, float logit) const {
+    const float octaves = scale.octaves(logit);
+    return octaves > -kFar && bin_of(octaves) == bin && weight_of(octaves) != 0;
   }
 
   // Lists the keys that `wanted` takes, in any order; there are at most kList.
   template <class Wanted>
-  BLINK_FN void gather(Wanted wanted) const {
+  BLINK_APART void gather(Wanted wanted) const {
     exec.each(1, [&](uint32_t) { scratch.listed = 0; });
     exec.barrier();
     exec.walk(row, size, [&](uint32_t token, float logit) {
@@ -335,7 +343,7 @@ BLINK_FN Cut truncate(const Selector<Exec>& selector, uint32_t top_k, float top_
 // Token id of the best logit, key and all; 0 when no logit is a number above minus infinity.
 template <class Exec>
 BLINK_FN uint64_t best_key(const Exec& exec, const float* row, uint32_t size) {
-  float best = float_of(0xFF800000u);  // minus infinity
+  float best = minus_infinity();
   uint32_t token = kNoToken;
   exec.walk(row, size, [&](uint32_t i, float logit) {
     if (logit > best) {
@@ -356,31 +364,37 @@ BLINK_FN uint64_t draw_below(uint64_t total, uint64_t seed, uint32_t position) {
 #endif
 }
 
+// Weights below are less likely than the share min_p of the best token.
+BLINK_FN uint64_t least_weight(float min_p) { return share_of(min_p, kFullWeight); }
+
 template <class Exec, class Value>
-BLINK_FN int32_t draw(const Exec& exec, const float* row, uint32_t size, const layout::SampleRow& how, Value value) {
+BLINK_APART int32_t draw(const Exec& exec, const float* row, uint32_t size, const layout::SampleRow& how, Value value) {
   const uint64_t total = exec.totals(row, size, value);
-  return static_cast<int32_t>(
-      exec.locate(row, size, value, draw_below(total, how.seed, how.position)));
+  return static_cast<int32_t>(exec.locate(row, size, value, draw_below(total, how.seed, how.position)));
 }
 
 // The sampled token of a row, or -1 when no logit is a number above minus infinity.
 template <class Exec>
 BLINK_FN int32_t sample(const Exec& exec, Scratch& scratch, const float* row, uint32_t size,
-                        const layout::SampleRow& how) {
+                        const layout::SampleRow& how, float min_p) {
   const uint64_t best = best_key(exec, row, size);
   if (best == 0) return -1;
   const int32_t greedy = static_cast<int32_t>(token_of(best));
   if (!(how.temperature >= kGreedyBelow) || how.top_k == 1) return greedy;
   const Scale scale{logit_of(best), kOctave / how.temperature};
-  if (scale.top == float_of(0x7F800000u)) return greedy;  // plus infinity has all the mass
-  if (how.top_k == 0 && how.top_p >= 1.0f) {
+  if (scale.top == -minus_infinity()) return greedy;  // plus infinity has all the mass
+  const bool whole = how.top_k == 0 && how.top_p >= 1.0f;
+  if (whole && min_p <= 0.0f) {
     return draw(exec, row, size, how, [=](uint32_t, float logit) { return weight_of(scale.octaves(logit)); });
   }
-  const Cut cut = truncate(Selector<Exec>{exec, scratch, row, size, scale}, how.top_k, how.top_p);
-  const float lowest = cut.key == 0 ? float_of(0xFF800000u) : logit_of(cut.key);
+  const Selector<Exec> selector{exec, scratch, row, size, scale};
+  const Cut cut = whole ? Cut{} : truncate(selector, how.top_k, how.top_p);
+  const float lowest = cut.key == 0 ? minus_infinity() : logit_of(cut.key);
+  const uint64_t least = least_weight(min_p);
   return draw(exec, row, size, how, [=](uint32_t token, float logit) -> uint64_t {
     if (!(logit >= lowest) || key_of(logit, token) < cut.key) return 0;
-    return weight_of(scale.octaves(logit));
+    const uint64_t weight = weight_of(scale.octaves(logit));
+    return weight >= least ? weight : 0;
   });
 }
 

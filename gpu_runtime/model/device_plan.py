@@ -25,12 +25,27 @@ def chunk_tiles_max(tokens: int, works: int) -> int:
 
 
 @dataclass(frozen=True)
+class SamplingSlots:
+    """What sampling reads beside the rows, and where it puts log-probabilities; records word by word, as in the plan.
+
+    `history` [max_sequences, max_model_tokens] the known tokens of each slot; `extras` [max_sequences, words of
+    SampleExtras]; `bias` [max_sequences, 2 * MAX_BIAS]; `logprobs` [max_running, words of RowLogprobs], written.
+    """
+
+    history: torch.Tensor
+    extras: torch.Tensor
+    bias: torch.Tensor
+    logprobs: torch.Tensor
+
+
+@dataclass(frozen=True)
 class DevicePlan:
-    """What the step's kernels read, and the one array they write; all int32, fixed in place for a chain's life.
+    """What the step's kernels read, and the arrays they write; all int32, fixed in place for a chain's life.
 
     `header` [16], `works` [max_running, 8], `rows` [max_running, words of SampleRow], `decode_tiles` and `chunk_tiles`
     [.., 4] hold the records of `scheduler/layout.toml` word by word. `token_ids`, `positions`, `kv_slots`
     [last bucket]; `block_table` [max_sequences, blocks_per_sequence]; `sampled` [max_running] is the step's result.
+    `slots` is None only for plans that nothing is sampled for.
     """
 
     header: torch.Tensor
@@ -43,3 +58,4 @@ class DevicePlan:
     kv_slots: torch.Tensor
     block_table: torch.Tensor
     sampled: torch.Tensor
+    slots: SamplingSlots | None = None

@@ -51,8 +51,8 @@ struct BlockExec {
     return carry;
   }
 
-  template <class Key, class Use>
-  __device__ void rank(uint32_t n, uint32_t keys, uint32_t* counts, Key key, Use use) const {
+  template <class Key, class Weight, class Use>
+  __device__ void rank(uint32_t n, uint32_t keys, uint32_t* counts, Key key, Weight weight, Use use) const {
     each(keys, [&](uint32_t k) { counts[k] = 0; });
     const uint32_t warp = threadIdx.x / kWarp;
     const uint32_t lane = threadIdx.x % kWarp;
@@ -64,8 +64,16 @@ struct BlockExec {
       const uint32_t i = base + threadIdx.x;
       const uint32_t own = i < n ? key(i) : kNone;
       const uint32_t peers = __match_any_sync(0xFFFFFFFFu, own);
-      const uint32_t before = __popc(peers & ((1u << lane) - 1));
-      if (own != kNone && before == 0) scratch->warp_counts[warp][own] = __popc(peers);
+      const uint32_t earlier = peers & ((1u << lane) - 1);
+      const uint32_t own_weight = own != kNone ? weight(i) : 0;
+      uint32_t before = 0;
+      uint32_t all = 0;
+      for (uint32_t bit = 0; 1u << bit < kRankWeights; ++bit) {
+        const uint32_t set = __ballot_sync(0xFFFFFFFFu, own_weight >> bit & 1);
+        before += static_cast<uint32_t>(__popc(set & earlier)) << bit;
+        all += static_cast<uint32_t>(__popc(set & peers)) << bit;
+      }
+      if (own != kNone && earlier == 0) scratch->warp_counts[warp][own] = all;
       __syncthreads();
       if (own != kNone) {
         uint32_t rank = counts[own] + before;

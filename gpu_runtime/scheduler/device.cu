@@ -160,15 +160,22 @@ BLINK_EXPORT void blink_scheduler_plan(const blink_scheduler* scheduler, blink_p
            mirror.block_table,
            const_cast<int32_t*>(in_copy(*scheduler, mirror.sampled)),
            in_copy(*scheduler, mirror.decode_tiles),
-           in_copy(*scheduler, mirror.chunk_tiles)};
+           in_copy(*scheduler, mirror.chunk_tiles),
+           in_copy(*scheduler, mirror.history),
+           in_copy(*scheduler, mirror.extras),
+           in_copy(*scheduler, mirror.bias),
+           const_cast<blink::layout::RowLogprobs*>(in_copy(*scheduler, mirror.sampled_logprobs))};
 }
 
 BLINK_EXPORT void blink_scheduler_step(blink_scheduler* scheduler, uint64_t now_ns, uint32_t command) {
   const State& mirror = scheduler->mirror;
   int32_t* sampled = const_cast<int32_t*>(mirror.sampled);
+  auto* logprobs = const_cast<blink::layout::RowLogprobs*>(mirror.sampled_logprobs);
   const bool sent =
       ok(cudaMemcpy(scheduler->device_inbound, scheduler->inbound, scheduler->inbound_bytes, cudaMemcpyHostToDevice)) &&
       ok(cudaMemcpy(sampled, in_copy(*scheduler, sampled), mirror.header.rows * sizeof(int32_t),
+                    cudaMemcpyHostToDevice)) &&
+      ok(cudaMemcpy(logprobs, in_copy(*scheduler, logprobs), mirror.header.rows * sizeof(*logprobs),
                     cudaMemcpyHostToDevice));
   cudaEventRecord(scheduler->begin);
   step_kernel<<<1, kThreads, scheduler->shared_bytes>>>(scheduler->cold, now_ns, command);

@@ -28,8 +28,13 @@ BLINK_FN bool samples(const Sequence& sequence) { return sequence.computed + seq
 
 BLINK_FN void write_row(State& state, uint32_t slot, uint32_t row, uint32_t token_index) {
   const Sequence& sequence = state.sequences[slot];
-  state.rows[row] = layout::SampleRow{token_index,          slot,           sequence.length, sequence.top_k,
-                                      sequence.temperature, sequence.top_p, sequence.seed,   0};
+  const bool mask = sequence.length - sequence.prompt_tokens < sequence.min_tokens;
+  const uint32_t flags = (sequence.extras ? static_cast<uint32_t>(layout::RowFlag::EXTRAS) : 0) |
+                         (mask ? static_cast<uint32_t>(layout::RowFlag::MASK_STOPS) : 0);
+  state.rows[row] =
+      layout::SampleRow{token_index,    slot,          sequence.length, sequence.top_k,   sequence.temperature,
+                        sequence.top_p, sequence.seed, flags,           sequence.logprobs};
+  if (sequence.logprobs != 0) state.header.logprobs = 1;  // the same word from any thread
 }
 
 // Enters a sequence into the work list at `index`, with its tokens from `start` and, if it samples, in row `row`.

@@ -11,6 +11,7 @@
 namespace blink {
 
 inline constexpr uint32_t kNone = 0xFFFFFFFFu;
+inline constexpr uint32_t kRankWeights = 32;
 
 // The host's executor. A device executor offers the same members with a barrier at the end of each, so a phase may
 // rely on everything that the member calls before it have written.
@@ -46,14 +47,16 @@ struct HostExec {
     return sum;
   }
 
-  // use(i, count of j < i with key(j) == key(i)) for every i below n whose key is not kNone; counts[k] becomes the
-  // number of items with key k, for every k below `keys`.
-  template <class Key, class Use>
-  void rank(uint32_t n, uint32_t keys, uint32_t* counts, Key key, Use use) const {
+  // use(i, sum of weight(j) over j < i with key(j) == key(i)) for every i below n whose key is not kNone; counts[k]
+  // becomes the sum over all items with key k, for every k below `keys`. Weights are below kRankWeights.
+  template <class Key, class Weight, class Use>
+  void rank(uint32_t n, uint32_t keys, uint32_t* counts, Key key, Weight weight, Use use) const {
     for (uint32_t k = 0; k < keys; ++k) counts[k] = 0;
     for (uint32_t i = 0; i < n; ++i) {
       const uint32_t k = key(i);
-      if (k != kNone) use(i, counts[k]++);
+      if (k == kNone) continue;
+      use(i, counts[k]);
+      counts[k] += weight(i);
     }
   }
 

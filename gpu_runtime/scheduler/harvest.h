@@ -90,16 +90,38 @@ BLINK_FN void free_finished(const Exec& exec, State& state) {
   });
 }
 
+// The LOGPROB records of all rows, each beside the others.
+template <class Exec>
+BLINK_FN void publish_logprobs(const Exec& exec, const State& state) {
+  exec.each(state.header.rows * layout::MAX_ROW_LOGPROBS, [&](uint32_t i) {
+    const uint32_t r = i / layout::MAX_ROW_LOGPROBS;
+    const uint32_t k = i % layout::MAX_ROW_LOGPROBS;
+    const Sequence& sequence = state.sequences[state.rows[r].slot];
+    if (k >= sequence.logprobs || sequence.finish == arena::Finish::ERROR) return;
+    const layout::RowLogprobs& from = state.sampled_logprobs[r];
+    const Logprob record{from.tokens[k], from.logprobs[k], k == 0 ? from.rank : k};
+    write_logprob(state, sequence.channel, state.log_at[r] + 1 + k, record);
+  });
+}
+
 template <class Exec>
 BLINK_FN void publish(const Exec& exec, State& state) {
-  const auto channel_of = [&](uint32_t r) { return state.sequences[state.rows[r].slot].channel; };
-  exec.rank(state.header.rows, state.config.channels, state.counts, channel_of, [&](uint32_t r, uint32_t rank) {
-    const Sequence& sequence = state.sequences[state.rows[r].slot];
-    const bool bad = sequence.finish == arena::Finish::ERROR;
-    const Record record{bad ? arena::RecordKind::END : arena::RecordKind::TOKEN, sequence.finish, sequence.error,
-                        sequence.position, bad ? 0 : static_cast<uint32_t>(state.sampled[r])};
-    write_record(state, sequence.channel, state.channels[sequence.channel].log_next + rank, record);
-  });
+  const auto sequence_at = [&](uint32_t r) -> const Sequence& { return state.sequences[state.rows[r].slot]; };
+  const auto channel_of = [&](uint32_t r) { return sequence_at(r).channel; };
+  const auto records = [&](uint32_t r) {
+    return sequence_at(r).finish == arena::Finish::ERROR ? 1 : records_per_token(sequence_at(r));
+  };
+  exec.rank(state.header.rows, state.config.channels, state.counts, channel_of, records,
+            [&](uint32_t r, uint32_t rank) {
+              const Sequence& sequence = sequence_at(r);
+              const bool bad = sequence.finish == arena::Finish::ERROR;
+              const Record record{bad ? arena::RecordKind::END : arena::RecordKind::TOKEN, sequence.finish,
+                                  sequence.error, sequence.position, bad ? 0 : static_cast<uint32_t>(state.sampled[r])};
+              const uint64_t at = state.channels[sequence.channel].log_next + rank;
+              if (sequence.logprobs != 0) state.log_at[r] = at;
+              write_record(state, sequence.channel, at, record);
+            });
+  if (state.header.logprobs != 0) publish_logprobs(exec, state);
   exec.each(state.config.channels, [&](uint32_t c) { state.channels[c].log_next += state.counts[c]; });
   const uint64_t told = exec.scan(
       state.header.rows, [&](uint32_t r) { return tally(state.sequences[state.rows[r].slot]); },

@@ -92,7 +92,11 @@ BLINK_EXPORT void blink_scheduler_plan(const blink_scheduler* scheduler, blink_p
            state.block_table,
            const_cast<int32_t*>(state.sampled),
            state.decode_tiles,
-           state.chunk_tiles};
+           state.chunk_tiles,
+           state.history,
+           state.extras,
+           state.bias,
+           const_cast<blink::layout::RowLogprobs*>(state.sampled_logprobs)};
 }
 
 BLINK_EXPORT void blink_scheduler_step(blink_scheduler* scheduler, uint64_t now_ns, uint32_t command) {

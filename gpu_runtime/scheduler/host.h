@@ -21,6 +21,10 @@ struct blink_plan_view {
   int32_t* sampled;
   blink::layout::Tile* decode_tiles;
   blink::layout::Tile* chunk_tiles;
+  uint32_t* history;
+  blink::layout::SampleExtras* extras;
+  blink::layout::BiasEntry* bias;
+  blink::layout::RowLogprobs* sampled_logprobs;
 };
 
 // Null on success, else what is wrong with the configuration.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blink_proto import arena
 from gpu_runtime.native import load_library
 from gpu_runtime.scheduler import layout
 
@@ -31,6 +32,10 @@ PLAN_FIELDS = (
     "sampled",
     "decode_tiles",
     "chunk_tiles",
+    "history",
+    "extras",
+    "bias",
+    "sampled_logprobs",
 )
 """Parts of a plan in the order of `blink_plan_view` (host.h)."""
 
@@ -76,6 +81,10 @@ class Plan:
     `token_ids`, `positions` and `kv_slots` are int32 [bucket]; `works` Work [works]; `rows` SampleRow [rows];
     `block_table` int32 [max_sequences, blocks_per_sequence], indexed by a work's slot; `decode_tiles` and `chunk_tiles`
     Tile [..].
+
+    For sampling, indexed by a row's slot: `history` uint32 [max_sequences, max_model_tokens], the known tokens;
+    `extras` SampleExtras [max_sequences]; `bias` BiasEntry [max_sequences, MAX_BIAS]. `logprobs` RowLogprobs [rows] is
+    to be filled before the next step for the rows that ask for log-probabilities.
     """
 
     header: np.void
@@ -87,6 +96,10 @@ class Plan:
     block_table: NDArray[np.int32]
     decode_tiles: NDArray[np.void]
     chunk_tiles: NDArray[np.void]
+    history: NDArray[np.uint32]
+    extras: NDArray[np.void]
+    bias: NDArray[np.void]
+    logprobs: NDArray[np.void]
 
     @property
     def tokens(self) -> int:
@@ -151,6 +164,12 @@ class HostScheduler:
         self._sampled = _view(view.sampled, "<i4", running)
         self._decode_tiles = _view(view.decode_tiles, layout.Tile, running + max(layout.SPARE_TILES, 2 * running))
         self._chunk_tiles = _view(view.chunk_tiles, layout.Tile, tokens // layout.CHUNK_TILE + running)
+        window = int(c["max_model_tokens"])
+        self._history = _view(view.history, "<u4", sequences * window).reshape(sequences, window)
+        self._extras = _view(view.extras, layout.SampleExtras, sequences)
+        bias = _view(view.bias, layout.BiasEntry, sequences * arena.MAX_BIAS)
+        self._bias = bias.reshape(sequences, arena.MAX_BIAS)
+        self._logprobs = _view(view.sampled_logprobs, layout.RowLogprobs, running)
 
     def step(self, sampled: NDArray[np.int32] | list[int], now_ns: int, command: int = layout.Command.RUN) -> Plan:
         """Takes in the tokens that the last plan's rows sampled, in row order, and plans the next step.
@@ -180,6 +199,10 @@ class HostScheduler:
             self._block_table,
             self._decode_tiles[: int(header["decode_tiles"])],
             self._chunk_tiles[: int(header["chunk_tiles"])],
+            self._history,
+            self._extras,
+            self._bias,
+            self._logprobs[:rows],
         )
 
     def poll(self, timeout_ns: int, command: NDArray[np.uint64] | None = None, expected: int = 0) -> bool:

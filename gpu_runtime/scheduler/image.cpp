@@ -53,9 +53,13 @@ BLINK_EXPORT const char* blink_image_make(const SchedulerConfig* config, uint64_
   state.outbound = device_pointer(outbound);
   std::memcpy(image, &state, sizeof(State));
   auto* on_device = reinterpret_cast<State*>(device_pointer(base));
-  view->plan = {&on_device->header, state.works,      state.rows,        state.token_ids,
-                state.positions,    state.kv_slots,   state.block_table, const_cast<int32_t*>(state.sampled),
-                state.decode_tiles, state.chunk_tiles};
+  view->plan = {&on_device->header, state.works,
+                state.rows,         state.token_ids,
+                state.positions,    state.kv_slots,
+                state.block_table,  const_cast<int32_t*>(state.sampled),
+                state.decode_tiles, state.chunk_tiles,
+                state.history,      state.extras,
+                state.bias,         const_cast<blink::layout::RowLogprobs*>(state.sampled_logprobs)};
   const ColdArrays cold{on_device,        state.sequences,       state.channels,  state.order,
                         state.free_slots, config->max_sequences, config->channels};
   static_assert(sizeof(cold) == sizeof(view->cold));

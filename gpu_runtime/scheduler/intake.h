@@ -36,6 +36,48 @@ BLINK_FN bool copy_prompt(const Exec& exec, State& state, uint32_t c, uint32_t s
   return bad == 0;
 }
 
+// Copies the bias entries into the row of a slot; false when one is bad. Their order is checked in the copy.
+template <class Exec>
+BLINK_FN bool copy_bias(const Exec& exec, State& state, uint32_t c, uint32_t slot, const arena::SubmitRecord& from) {
+  const auto* heap = inbound_part<uint32_t>(state, c, state.inbound_layout.channel_heap_offset);
+  layout::BiasEntry* entries = bias_of(state, slot);
+  const uint64_t bad = exec.scan(
+      from.bias_count,
+      [&](uint32_t i) -> uint64_t {
+        const uint32_t token = load_relaxed(heap + from.bias_offset + 2 * i);
+        const float value = float_of_bits(load_relaxed(heap + from.bias_offset + 2 * i + 1));
+        entries[i] = layout::BiasEntry{token, value};
+        return token >= state.config.vocab_size || !bias_value_is_sane(value);
+      },
+      [](uint32_t, uint64_t) {});
+  if (bad != 0) return false;
+  const auto falls = [&](uint32_t i) -> uint64_t { return i > 0 && entries[i].token <= entries[i - 1].token; };
+  return exec.scan(from.bias_count, falls, [](uint32_t, uint64_t) {}) == 0;
+}
+
+BLINK_FN bool wants_extras(const arena::SubmitRecord& record) {
+  const bool penalties = record.repetition_penalty != 0.0f && record.repetition_penalty != 1.0f;
+  return penalties || record.min_p != 0.0f || record.presence_penalty != 0.0f || record.frequency_penalty != 0.0f ||
+         record.bias_count != 0 || record.min_tokens != 0;
+}
+
+BLINK_FN void write_extras(State& state, uint32_t slot, const arena::SubmitRecord& record) {
+  const bool ignore_eos = (record.flags & static_cast<uint32_t>(arena::SubmitFlag::IGNORE_EOS)) != 0;
+  layout::SampleExtras extras{};
+  extras.min_p = record.min_p;
+  extras.repetition_penalty = record.repetition_penalty == 0.0f ? 1.0f : record.repetition_penalty;
+  extras.presence_penalty = record.presence_penalty;
+  extras.frequency_penalty = record.frequency_penalty;
+  extras.prompt_tokens = record.prompt_tokens;
+  extras.bias_count = record.bias_count;
+  extras.allow_only = (record.flags & static_cast<uint32_t>(arena::SubmitFlag::ALLOW_ONLY)) != 0;
+  for (uint32_t i = 0; !ignore_eos && i < state.config.eos_count; ++i) {
+    extras.stop_tokens[extras.stop_count++] = state.config.eos_tokens[i];
+  }
+  for (uint32_t i = 0; i < record.stop_count; ++i) extras.stop_tokens[extras.stop_count++] = record.stop_tokens[i];
+  state.extras[slot] = extras;
+}
+
 BLINK_FN void start_sequence(State& state, uint32_t c, uint32_t slot, const arena::SubmitRecord& record) {
   Sequence sequence{};
   sequence.status = Status::kWaiting;
@@ -49,6 +91,10 @@ BLINK_FN void start_sequence(State& state, uint32_t c, uint32_t slot, const aren
   sequence.temperature = record.temperature;
   sequence.top_p = record.top_p;
   sequence.seed = record.seed;
+  sequence.logprobs = record.logprobs;
+  sequence.min_tokens = record.min_tokens;
+  sequence.extras = wants_extras(record);
+  if (sequence.extras) write_extras(state, slot, record);
   sequence.stop_count = record.stop_count;
   for (uint32_t i = 0; i < record.stop_count; ++i) sequence.stop_tokens[i] = record.stop_tokens[i];
   state.sequences[slot] = sequence;
@@ -68,7 +114,7 @@ BLINK_FN bool can_take(const State& state, const Channel& channel) {
   return channel.live && state.free_slot_count > 0 && log_room_to_spare(state, channel) > 0;
 }
 
-// Copies the channel's next submission, if there is one and it need not wait, and checks all but its tokens.
+// Copies the channel's next submission, if there is one and it need not wait, and checks all but what lies in the heap.
 BLINK_FN void stage_submission(State& state, uint32_t c) {
   const Channel& channel = state.channels[c];
   Staged& staged = state.staged;
@@ -77,6 +123,18 @@ BLINK_FN void stage_submission(State& state, uint32_t c) {
   staged.record = copy_record(submit_slot(state, c));
   staged.slot = state.free_slots[state.free_slot_count - 1];
   staged.error = check_submission(state, staged.record);
+  staged.late = check_late(state, staged.record);
+}
+
+// Copies and checks what the staged submission has in the heap, in the order of ErrorCode with the rest.
+template <class Exec>
+BLINK_FN arena::ErrorCode copy_staged(const Exec& exec, State& state, uint32_t c) {
+  using arena::ErrorCode;
+  const Staged& staged = state.staged;
+  if (staged.error != ErrorCode::NONE) return staged.error;
+  if (!copy_prompt(exec, state, c, staged.slot, staged.record)) return ErrorCode::BAD_TOKEN;
+  if (staged.late != ErrorCode::NONE || staged.record.bias_count == 0) return staged.late;
+  return copy_bias(exec, state, c, staged.slot, staged.record) ? ErrorCode::NONE : ErrorCode::BAD_BIAS;
 }
 
 // Takes the channel's next submission; false when there is none or it has to wait.
@@ -87,13 +145,12 @@ BLINK_FN bool take_submission(const Exec& exec, State& state, uint32_t c) {
   const bool present = staged.present != 0;
   exec.barrier();  // all have read it before the leader stages the next one
   if (!present) return false;
-  const bool sane = staged.error == arena::ErrorCode::NONE;
-  const bool known = sane && copy_prompt(exec, state, c, staged.slot, staged.record);
+  const arena::ErrorCode error = copy_staged(exec, state, c);
   exec.leader([&] {
-    if (known) {
+    if (error == arena::ErrorCode::NONE) {
       start_sequence(state, c, staged.slot, staged.record);
     } else {
-      reject(state, c, sane ? arena::ErrorCode::BAD_TOKEN : staged.error);
+      reject(state, c, error);
     }
     ++state.channels[c].submit_next;
   });

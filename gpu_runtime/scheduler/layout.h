@@ -13,7 +13,7 @@
 namespace blink::layout {
 
 inline constexpr uint32_t kVersion = 1;
-inline constexpr uint64_t kLayoutHash = 0xCECA15C28F4B3B43ull;
+inline constexpr uint64_t kLayoutHash = 0x26B2707718131CE4ull;
 inline constexpr uint32_t MAX_EOS_TOKENS = 0x10u;  // stop tokens a model may have
 inline constexpr uint32_t MAX_BUCKETS = 0x40u;  // sizes of step graphs at most
 inline constexpr uint32_t MAX_CANCELS_PER_STEP = 0x20u;  // cancel records taken in one step at most, over all channels
@@ -22,6 +22,8 @@ inline constexpr uint32_t CHUNK_TILE = 0x80u;  // query tokens of a prompt chunk
 inline constexpr uint32_t DECODE_TILE_STEP = 0x40u;  // KV positions of a decode's attention tile are a multiple of this
 inline constexpr uint32_t SPARE_TILES = 0x20u;  // a step has at most decode_works + max(SPARE_TILES, 2 * decode_works) decode tiles
 inline constexpr uint32_t STAMPS = 0x1000u;  // steps whose times are kept (a power of two)
+inline constexpr uint32_t MAX_ROW_LOGPROBS = 0x15u;  // log-probabilities that come with a token: its own and arena MAX_TOP_LOGPROBS
+inline constexpr uint32_t MAX_ROW_STOPS = 0x18u;  // tokens that may end a sequence: MAX_EOS_TOKENS and arena MAX_STOP_TOKENS
 inline constexpr uint32_t SCRATCH_BLOCK = 0x0u;  // KV block that padding tokens write to and no sequence owns
 
 // `command` of the mailbox: what the control process wants of the chain
@@ -30,6 +32,13 @@ enum class Command : uint32_t {
   DRAIN = 1u,  // take nothing new, finish the rest
   STOP = 2u,  // end the chain at the next step boundary
 };
+
+// bits of `SampleRow.flags`
+enum class RowFlag : uint32_t {
+  EXTRAS = 1u,  // the slot's SampleExtras count; without it they are not looked at
+  MASK_STOPS = 2u,  // min_tokens are not yet generated: the tokens in SampleExtras.stop_tokens may not be sampled
+};
+inline constexpr uint32_t kRowFlagAll = 1u | 2u;
 
 // sizes and limits, fixed for the life of a scheduler
 struct alignas(8) SchedulerConfig {
@@ -89,7 +98,8 @@ struct alignas(8) StepHeader {
   uint32_t decode_tiles;  // attention tiles of the decode works
   uint32_t decode_span;  // KV positions of a decode tile at most
   uint32_t chunk_tiles;  // attention tiles of the prompt chunks
-  uint8_t pad0[16];  // zero
+  uint32_t logprobs;  // 1 when a row wants log-probabilities
+  uint8_t pad0[12];  // zero
 };
 static_assert(sizeof(StepHeader) == 64);
 #ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
@@ -104,7 +114,8 @@ static_assert(offsetof(StepHeader, stopped) == 32);
 static_assert(offsetof(StepHeader, decode_tiles) == 36);
 static_assert(offsetof(StepHeader, decode_span) == 40);
 static_assert(offsetof(StepHeader, chunk_tiles) == 44);
-static_assert(offsetof(StepHeader, pad0) == 48);
+static_assert(offsetof(StepHeader, logprobs) == 48);
+static_assert(offsetof(StepHeader, pad0) == 52);
 #endif
 
 // one sequence's share of a step: a decode token or a chunk of its prompt
@@ -152,7 +163,8 @@ struct alignas(8) SampleRow {
   float temperature;  // 0: greedy
   float top_p;  // in (0, 1]
   uint64_t seed;  // key of the generator
-  uint64_t pad0;  // zero
+  uint32_t flags;  // RowFlag bits
+  uint32_t logprobs;  // log-probabilities to report: 0, or the sampled token's own and so many less one of the most likely tokens
 };
 static_assert(sizeof(SampleRow) == 40);
 #ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
@@ -163,7 +175,61 @@ static_assert(offsetof(SampleRow, top_k) == 12);
 static_assert(offsetof(SampleRow, temperature) == 16);
 static_assert(offsetof(SampleRow, top_p) == 20);
 static_assert(offsetof(SampleRow, seed) == 24);
-static_assert(offsetof(SampleRow, pad0) == 32);
+static_assert(offsetof(SampleRow, flags) == 32);
+static_assert(offsetof(SampleRow, logprobs) == 36);
+#endif
+
+// what few sequences need for sampling; one for each slot, written when a submission is taken
+struct alignas(8) SampleExtras {
+  float min_p;  // 0: off
+  float repetition_penalty;  // 1: off
+  float presence_penalty;  // 0: off
+  float frequency_penalty;  // 0: off
+  uint32_t prompt_tokens;  // the history before that is the prompt
+  uint32_t bias_count;  // entries of the slot's row of BiasEntry[MAX_BIAS]
+  uint32_t allow_only;  // 1: tokens without an entry may not be sampled
+  uint32_t stop_count;  // entries of stop_tokens in use
+  uint32_t stop_tokens[24];  // tokens that end the sequence
+  uint64_t pad0;  // zero
+};
+static_assert(sizeof(SampleExtras) == 136);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
+static_assert(offsetof(SampleExtras, min_p) == 0);
+static_assert(offsetof(SampleExtras, repetition_penalty) == 4);
+static_assert(offsetof(SampleExtras, presence_penalty) == 8);
+static_assert(offsetof(SampleExtras, frequency_penalty) == 12);
+static_assert(offsetof(SampleExtras, prompt_tokens) == 16);
+static_assert(offsetof(SampleExtras, bias_count) == 20);
+static_assert(offsetof(SampleExtras, allow_only) == 24);
+static_assert(offsetof(SampleExtras, stop_count) == 28);
+static_assert(offsetof(SampleExtras, stop_tokens) == 32);
+static_assert(offsetof(SampleExtras, pad0) == 128);
+#endif
+
+// what is added to one token's logit; two words of the prompt heap
+struct alignas(8) BiasEntry {
+  uint32_t token;  // token id
+  float value;  // finite or minus infinity
+};
+static_assert(sizeof(BiasEntry) == 8);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
+static_assert(offsetof(BiasEntry, token) == 0);
+static_assert(offsetof(BiasEntry, value) == 4);
+#endif
+
+// log-probabilities of one sample row, written by the sampling step: [0] of the sampled token, then of the most likely ones, best first
+struct alignas(8) RowLogprobs {
+  uint32_t tokens[21];  // token ids
+  float logprobs[21];  // natural logarithms of their probabilities
+  uint32_t rank;  // of the sampled token: 1 for the most likely one
+  uint32_t pad0;  // zero
+};
+static_assert(sizeof(RowLogprobs) == 176);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
+static_assert(offsetof(RowLogprobs, tokens) == 0);
+static_assert(offsetof(RowLogprobs, logprobs) == 84);
+static_assert(offsetof(RowLogprobs, rank) == 168);
+static_assert(offsetof(RowLogprobs, pad0) == 172);
 #endif
 
 // the control process and the chain talk through this page only; the chain reads one word of it per step

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 
 import numpy as np
 
 VERSION = 1
-LAYOUT_HASH = 0xCECA15C28F4B3B43
+LAYOUT_HASH = 0x26B2707718131CE4
 
 MAX_EOS_TOKENS = 0x10
 """stop tokens a model may have"""
@@ -26,6 +26,10 @@ SPARE_TILES = 0x20
 """a step has at most decode_works + max(SPARE_TILES, 2 * decode_works) decode tiles"""
 STAMPS = 0x1000
 """steps whose times are kept (a power of two)"""
+MAX_ROW_LOGPROBS = 0x15
+"""log-probabilities that come with a token: its own and arena MAX_TOP_LOGPROBS"""
+MAX_ROW_STOPS = 0x18
+"""tokens that may end a sequence: MAX_EOS_TOKENS and arena MAX_STOP_TOKENS"""
 SCRATCH_BLOCK = 0x0
 """KV block that padding tokens write to and no sequence owns"""
 
@@ -38,6 +42,14 @@ class Command(IntEnum):
     """take nothing new, finish the rest"""
     STOP = 2
     """end the chain at the next step boundary"""
+
+class RowFlag(IntFlag):
+    """bits of `SampleRow.flags`"""
+
+    EXTRAS = 1
+    """the slot's SampleExtras count; without it they are not looked at"""
+    MASK_STOPS = 2
+    """min_tokens are not yet generated: the tokens in SampleExtras.stop_tokens may not be sampled"""
 
 SchedulerConfig = np.dtype(
     [
@@ -81,12 +93,13 @@ StepHeader = np.dtype(
         ("decode_tiles", "<u4"),  # attention tiles of the decode works
         ("decode_span", "<u4"),  # KV positions of a decode tile at most
         ("chunk_tiles", "<u4"),  # attention tiles of the prompt chunks
-        ("pad0", "u1", (16,)),  # zero
+        ("logprobs", "<u4"),  # 1 when a row wants log-probabilities
+        ("pad0", "u1", (12,)),  # zero
     ]
 )
 """the plan of the next step; tokens = 0 means that there is nothing to do"""
 assert StepHeader.itemsize == 64
-STEP_HEADER_OFFSETS = {"step": 0, "tokens": 8, "bucket": 12, "works": 16, "rows": 20, "decode_works": 24, "live": 28, "stopped": 32, "decode_tiles": 36, "decode_span": 40, "chunk_tiles": 44, "pad0": 48}
+STEP_HEADER_OFFSETS = {"step": 0, "tokens": 8, "bucket": 12, "works": 16, "rows": 20, "decode_works": 24, "live": 28, "stopped": 32, "decode_tiles": 36, "decode_span": 40, "chunk_tiles": 44, "logprobs": 48, "pad0": 52}
 assert StepHeader.fields is not None
 assert {name: field[1] for name, field in StepHeader.fields.items()} == STEP_HEADER_OFFSETS
 
@@ -130,14 +143,61 @@ SampleRow = np.dtype(
         ("temperature", "<f4"),  # 0: greedy
         ("top_p", "<f4"),  # in (0, 1]
         ("seed", "<u8"),  # key of the generator
-        ("pad0", "<u8"),  # zero
+        ("flags", "<u4"),  # RowFlag bits
+        ("logprobs", "<u4"),  # log-probabilities to report: 0, or the sampled token's own and so many less one of the most likely tokens
     ]
 )
 """how to sample one token"""
 assert SampleRow.itemsize == 40
-SAMPLE_ROW_OFFSETS = {"token_index": 0, "slot": 4, "position": 8, "top_k": 12, "temperature": 16, "top_p": 20, "seed": 24, "pad0": 32}
+SAMPLE_ROW_OFFSETS = {"token_index": 0, "slot": 4, "position": 8, "top_k": 12, "temperature": 16, "top_p": 20, "seed": 24, "flags": 32, "logprobs": 36}
 assert SampleRow.fields is not None
 assert {name: field[1] for name, field in SampleRow.fields.items()} == SAMPLE_ROW_OFFSETS
+
+SampleExtras = np.dtype(
+    [
+        ("min_p", "<f4"),  # 0: off
+        ("repetition_penalty", "<f4"),  # 1: off
+        ("presence_penalty", "<f4"),  # 0: off
+        ("frequency_penalty", "<f4"),  # 0: off
+        ("prompt_tokens", "<u4"),  # the history before that is the prompt
+        ("bias_count", "<u4"),  # entries of the slot's row of BiasEntry[MAX_BIAS]
+        ("allow_only", "<u4"),  # 1: tokens without an entry may not be sampled
+        ("stop_count", "<u4"),  # entries of stop_tokens in use
+        ("stop_tokens", "<u4", (24,)),  # tokens that end the sequence
+        ("pad0", "<u8"),  # zero
+    ]
+)
+"""what few sequences need for sampling; one for each slot, written when a submission is taken"""
+assert SampleExtras.itemsize == 136
+SAMPLE_EXTRAS_OFFSETS = {"min_p": 0, "repetition_penalty": 4, "presence_penalty": 8, "frequency_penalty": 12, "prompt_tokens": 16, "bias_count": 20, "allow_only": 24, "stop_count": 28, "stop_tokens": 32, "pad0": 128}
+assert SampleExtras.fields is not None
+assert {name: field[1] for name, field in SampleExtras.fields.items()} == SAMPLE_EXTRAS_OFFSETS
+
+BiasEntry = np.dtype(
+    [
+        ("token", "<u4"),  # token id
+        ("value", "<f4"),  # finite or minus infinity
+    ]
+)
+"""what is added to one token's logit; two words of the prompt heap"""
+assert BiasEntry.itemsize == 8
+BIAS_ENTRY_OFFSETS = {"token": 0, "value": 4}
+assert BiasEntry.fields is not None
+assert {name: field[1] for name, field in BiasEntry.fields.items()} == BIAS_ENTRY_OFFSETS
+
+RowLogprobs = np.dtype(
+    [
+        ("tokens", "<u4", (21,)),  # token ids
+        ("logprobs", "<f4", (21,)),  # natural logarithms of their probabilities
+        ("rank", "<u4"),  # of the sampled token: 1 for the most likely one
+        ("pad0", "<u4"),  # zero
+    ]
+)
+"""log-probabilities of one sample row, written by the sampling step: [0] of the sampled token, then of the most likely ones, best first"""
+assert RowLogprobs.itemsize == 176
+ROW_LOGPROBS_OFFSETS = {"tokens": 0, "logprobs": 84, "rank": 168, "pad0": 172}
+assert RowLogprobs.fields is not None
+assert {name: field[1] for name, field in RowLogprobs.fields.items()} == ROW_LOGPROBS_OFFSETS
 
 Mailbox = np.dtype(
     [

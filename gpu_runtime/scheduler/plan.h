@@ -35,16 +35,18 @@ BLINK_FN void admit(const Exec& exec, State& state) {
   });
 }
 
-// Decides which running sequences may sample: the log must have a record's room for each.
+// Decides which running sequences may sample: the log must have room for the records of each.
 template <class Exec>
 BLINK_FN void keep_log_room(const Exec& exec, State& state) {
   const auto channel_of = [&](uint32_t i) {
     const Sequence& sequence = state.sequences[state.order[i]];
     return sequence.status == Status::kRunning ? sequence.channel : kNone;
   };
-  exec.rank(state.live, state.config.channels, state.counts, channel_of, [&](uint32_t i, uint32_t rank) {
+  const auto records = [&](uint32_t i) { return records_per_token(state.sequences[state.order[i]]); };
+  exec.rank(state.live, state.config.channels, state.counts, channel_of, records, [&](uint32_t i, uint32_t before) {
     Sequence& sequence = state.sequences[state.order[i]];
-    sequence.has_room = rank < log_room_to_spare(state, state.channels[sequence.channel]);
+    const uint64_t needed = uint64_t{before} + records_per_token(sequence);
+    sequence.has_room = needed <= log_room_to_spare(state, state.channels[sequence.channel]);
   });
 }
 

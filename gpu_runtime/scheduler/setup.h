@@ -94,7 +94,13 @@ inline uint64_t carve(State& state, uint8_t* memory) {
   int32_t* sampled = nullptr;
   carver.take(sampled, config.max_running);
   state.sampled = sampled;
+  layout::RowLogprobs* sampled_logprobs = nullptr;
+  carver.take(sampled_logprobs, config.max_running);
+  state.sampled_logprobs = sampled_logprobs;
+  carver.take(state.log_at, config.max_running);
+  carver.take(state.extras, sequences);
   carver.take(state.block_table, sequences * config.blocks_per_sequence);
+  carver.take(state.bias, sequences * arena::MAX_BIAS);
   carver.take(state.history, sequences * config.max_model_tokens);
   return carver.bytes();
 }

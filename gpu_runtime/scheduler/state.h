@@ -34,9 +34,13 @@ struct alignas(16) Sequence {
   float temperature;
   float top_p;
   uint64_t seed;
+  uint32_t logprobs;    // LOGPROB records that come with each of its tokens
+  uint32_t min_tokens;  // its stop tokens are masked before so many are generated
+  uint32_t extras;      // the slot's SampleExtras count
   uint32_t stop_count;
   uint32_t stop_tokens[arena::MAX_STOP_TOKENS];
 };
+static_assert(sizeof(Sequence) == 128, "each is copied to shared memory and back in every step");
 
 struct alignas(16) Channel {
   uint64_t lease;       // last accepted
@@ -66,7 +70,8 @@ struct Cancel {
 struct Staged {
   uint32_t present;
   uint32_t slot;
-  arena::ErrorCode error;
+  arena::ErrorCode error;  // of what is checked before the prompt's tokens
+  arena::ErrorCode late;   // of what is checked after them
   arena::SubmitRecord record;
 };
 
@@ -92,8 +97,9 @@ struct alignas(16) State {
   uint32_t* free_blocks;  // stack
   uint32_t* history;      // [max_sequences][max_model_tokens] token ids
   uint32_t* counts;       // [channels] scratch
-  uint32_t* row_ranks;    // [max_running] place of each planned row among its channel's, for a steady step
-  uint32_t* row_counts;   // [channels] planned rows of each channel, for a steady step
+  uint32_t* row_ranks;    // [max_running] place of each planned row's record in its channel's log, for a steady step
+  uint32_t* row_counts;   // [channels] records of each channel's planned rows, for a steady step
+  uint64_t* log_at;       // [max_running] position of a row's record in its token log, when rows want log-probabilities
   Cancel cancels[layout::MAX_CANCELS_PER_STEP];
   uint32_t cancel_count;
   Staged staged;
@@ -111,19 +117,26 @@ struct alignas(16) State {
 
   // The plan, read by the step's kernels.
   layout::StepHeader header;
-  layout::Work* works;         // [max_running]
-  layout::SampleRow* rows;     // [max_running]
-  layout::Tile* decode_tiles;  // [max_decode_tiles(max_running)]
-  layout::Tile* chunk_tiles;   // [max_chunk_tiles(config)]
-  int32_t* token_ids;          // [last bucket]
-  int32_t* positions;          // [last bucket]
-  int32_t* kv_slots;           // [last bucket]
-  int32_t* block_table;        // [max_sequences][blocks_per_sequence]
-  const int32_t* sampled;      // [max_running] tokens that the last step sampled, one for each row
+  layout::Work* works;                          // [max_running]
+  layout::SampleRow* rows;                      // [max_running]
+  layout::Tile* decode_tiles;                   // [max_decode_tiles(max_running)]
+  layout::Tile* chunk_tiles;                    // [max_chunk_tiles(config)]
+  int32_t* token_ids;                           // [last bucket]
+  int32_t* positions;                           // [last bucket]
+  int32_t* kv_slots;                            // [last bucket]
+  int32_t* block_table;                         // [max_sequences][blocks_per_sequence]
+  const int32_t* sampled;                       // [max_running] tokens that the last step sampled, one for each row
+  const layout::RowLogprobs* sampled_logprobs;  // [max_running] filled for rows that want them
+  layout::SampleExtras* extras;                 // [max_sequences]
+  layout::BiasEntry* bias;                      // [max_sequences][MAX_BIAS]
 };
 
 BLINK_FN uint32_t* history_of(const State& state, uint32_t slot) {
   return state.history + uint64_t{slot} * state.config.max_model_tokens;
+}
+
+BLINK_FN layout::BiasEntry* bias_of(const State& state, uint32_t slot) {
+  return state.bias + uint64_t{slot} * arena::MAX_BIAS;
 }
 
 BLINK_FN int32_t* blocks_of(const State& state, uint32_t slot) {

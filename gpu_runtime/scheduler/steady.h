@@ -19,6 +19,7 @@ BLINK_FN void prepare_steady(const Exec& exec, State& state) {
   if (!possible) return;
   exec.rank(
       header.rows, state.config.channels, state.row_counts, [&](uint32_t r) { return state.works[r].channel; },
+      [&](uint32_t r) { return 1 + state.rows[r].logprobs; },
       [&](uint32_t r, uint32_t rank) { state.row_ranks[r] = rank; });
 }
 
@@ -62,7 +63,9 @@ BLINK_FN void advance_row(State& state, uint32_t r, uint64_t before, uint32_t sp
   Sequence& sequence = state.sequences[work.slot];
   const uint32_t token = static_cast<uint32_t>(state.sampled[r]);
   const Record record{arena::RecordKind::TOKEN, arena::Finish::NONE, arena::ErrorCode::NONE, work.position, token};
-  write_record(state, work.channel, state.channels[work.channel].log_next + state.row_ranks[r], record);
+  const uint64_t at = state.channels[work.channel].log_next + state.row_ranks[r];
+  write_record(state, work.channel, at, record);
+  if (sequence.logprobs != 0) state.log_at[r] = at;
   history_of(state, work.slot)[sequence.length++] = token;
   ++sequence.computed;
   if (blocks_for(state, sequence.length) > sequence.blocks) {
@@ -124,6 +127,7 @@ BLINK_FN bool steady_step(const Exec& exec, State& state, uint64_t now_ns, layou
   };
   const uint64_t sum =
       exec.scan(rows, share, [&](uint32_t r, uint64_t before) { advance_row(state, r, before, span); });
+  if (state.header.logprobs != 0) publish_logprobs(exec, state);
   exec.each(channels, [&](uint32_t c) { advance_channel(state, c, now_ns); });
   exec.leader([&] {
     advance_counts(state, sum, span);

@@ -64,7 +64,8 @@ BLINK_FN void flush_ending(const Exec& exec, State& state) {
     const Sequence& sequence = state.sequences[state.order[i]];
     return sequence.status == Status::kEnding ? sequence.channel : kNone;
   };
-  exec.rank(state.live, state.config.channels, state.counts, channel_of, [&](uint32_t i, uint32_t rank) {
+  const auto one = [](uint32_t) -> uint32_t { return 1; };
+  exec.rank(state.live, state.config.channels, state.counts, channel_of, one, [&](uint32_t i, uint32_t rank) {
     Sequence& sequence = state.sequences[state.order[i]];
     const Channel& channel = state.channels[sequence.channel];
     if (rank >= log_room(state, channel)) return;

@@ -24,18 +24,44 @@ struct Record {
   uint32_t token;
 };
 
-// Writes a record at a position of the log. The caller moves log_next. Each word carries the lap, so that a reader
-// needs no order between the two.
-BLINK_FN void write_record(const State& state, uint32_t channel, uint64_t at, const Record& record) {
-  const uint32_t slots = state.config.log_slots;
-  const uint64_t lap = 1 + rounds_before(at, slots) % 65535;
+// Records that each token of a sequence takes in its log.
+BLINK_FN uint32_t records_per_token(const Sequence& sequence) { return 1 + sequence.logprobs; }
+
+BLINK_FN uint64_t lap_of(const State& state, uint64_t at) { return 1 + rounds_before(at, state.config.log_slots) % 65535; }
+
+// Each word carries the lap, so that a reader needs no order between the two.
+BLINK_FN void write_words(const State& state, uint32_t channel, uint64_t at, uint64_t head, uint64_t body) {
   auto* log = outbound_part<arena::TokenRecord>(state, channel, state.outbound_layout.channel_log_offset);
-  arena::TokenRecord* to = log + (at & (slots - 1));
+  arena::TokenRecord* to = log + (at & (state.config.log_slots - 1));
+  store_relaxed(&to->body, body);
+  store_relaxed(&to->head, head);
+}
+
+// Writes a record at a position of the log. The caller moves log_next.
+BLINK_FN void write_record(const State& state, uint32_t channel, uint64_t at, const Record& record) {
+  const uint64_t lap = lap_of(state, at);
   const arena::TokenHead head{lap, static_cast<uint64_t>(record.kind), static_cast<uint64_t>(record.finish),
                               record.position};
   const arena::TokenBody body{lap, static_cast<uint64_t>(record.error), record.token};
-  store_relaxed(&to->body, body.pack());
-  store_relaxed(&to->head, head.pack());
+  write_words(state, channel, at, head.pack(), body.pack());
+}
+
+struct Logprob {
+  uint32_t token;
+  float logprob;
+  uint32_t rank;
+};
+
+inline constexpr uint32_t kMostRank = (1u << 24) - 1;
+
+// The same for a LOGPROB record.
+BLINK_FN void write_logprob(const State& state, uint32_t channel, uint64_t at, const Logprob& record) {
+  const uint64_t lap = lap_of(state, at);
+  const uint64_t rank = record.rank < kMostRank ? record.rank : kMostRank;
+  const arena::LogprobHead head{lap, static_cast<uint64_t>(arena::RecordKind::LOGPROB), rank,
+                                bits_of_float(record.logprob)};
+  const arena::LogprobBody body{lap, rank >> 8, record.token};
+  write_words(state, channel, at, head.pack(), body.pack());
 }
 
 }  // namespace blink

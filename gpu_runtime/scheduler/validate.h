@@ -7,10 +7,18 @@ namespace blink {
 
 BLINK_FN bool finite(float value) { return value - value == 0.0f; }
 
+BLINK_FN bool within(float value, float low, float high) { return finite(value) && value >= low && value <= high; }
+
+BLINK_FN bool penalties_are_sane(const arena::SubmitRecord& record) {
+  constexpr float most = static_cast<float>(arena::MAX_PENALTY);
+  return within(record.repetition_penalty, 0.0f, static_cast<float>(arena::MAX_REPETITION_PENALTY)) &&
+         within(record.presence_penalty, -most, most) && within(record.frequency_penalty, -most, most);
+}
+
 BLINK_FN bool sampling_is_sane(const arena::SubmitRecord& record) {
-  const bool temperature = finite(record.temperature) && record.temperature >= 0.0f &&
-                           record.temperature <= static_cast<float>(arena::MAX_TEMPERATURE);
-  return temperature && finite(record.top_p) && record.top_p > 0.0f && record.top_p <= 1.0f;
+  return within(record.temperature, 0.0f, static_cast<float>(arena::MAX_TEMPERATURE)) &&
+         within(record.top_p, 0.0f, 1.0f) && record.top_p > 0.0f && within(record.min_p, 0.0f, 1.0f) &&
+         penalties_are_sane(record);
 }
 
 BLINK_FN bool stops_are_sane(const arena::SubmitRecord& record, uint32_t vocab_size) {
@@ -32,7 +40,32 @@ BLINK_FN uint64_t positions_needed(uint64_t prompt_tokens, uint64_t max_tokens) 
   return prompt_tokens + max_tokens - 1;
 }
 
-// Everything but the prompt's tokens, in the order of ErrorCode; all sums in 64 bits.
+// A token and its log-probabilities must fit into an empty token log.
+BLINK_FN bool logprobs_are_sane(const State& state, const arena::SubmitRecord& record) {
+  const uint32_t top = record.logprobs == 0 ? 0 : record.logprobs - 1;
+  return top <= arena::MAX_TOP_LOGPROBS && top <= state.config.vocab_size && record.logprobs < state.config.log_slots;
+}
+
+// The bias entries but for their content.
+BLINK_FN bool bias_is_sane(const State& state, const arena::SubmitRecord& record) {
+  const uint64_t words = uint64_t{record.bias_count} * 2;
+  const bool allow_only = (record.flags & static_cast<uint32_t>(arena::SubmitFlag::ALLOW_ONLY)) != 0;
+  if (record.bias_count == 0) return !allow_only;
+  return record.bias_count <= arena::MAX_BIAS && record.bias_offset + words <= state.config.heap_tokens;
+}
+
+BLINK_FN bool bias_value_is_sane(float value) { return finite(value) || value < 0.0f; }
+
+// What is checked after the prompt's tokens, but for the bias entries' content; in the order of ErrorCode.
+BLINK_FN arena::ErrorCode check_late(const State& state, const arena::SubmitRecord& record) {
+  using arena::ErrorCode;
+  if (record.min_tokens > record.max_tokens) return ErrorCode::BAD_MIN_TOKENS;
+  if (!logprobs_are_sane(state, record)) return ErrorCode::BAD_LOGPROBS;
+  if (!bias_is_sane(state, record)) return ErrorCode::BAD_BIAS;
+  return ErrorCode::NONE;
+}
+
+// What is checked before the prompt's tokens, in the order of ErrorCode; all sums in 64 bits.
 BLINK_FN arena::ErrorCode check_submission(const State& state, const arena::SubmitRecord& record) {
   using arena::ErrorCode;
   const auto& config = state.config;

@@ -13,20 +13,25 @@
 namespace blink::arena {
 
 inline constexpr uint32_t kVersion = 1;
-inline constexpr uint64_t kLayoutHash = 0xB6A7C13F774EF98Bull;
+inline constexpr uint64_t kLayoutHash = 0xF1E4566F9088611Eull;
 inline constexpr uint64_t MAGIC = 0x414E4552414B4E42ull;  // first word of the arena header (the bytes `BNKARENA`)
 inline constexpr uint32_t BYTE_ORDER_MARK = 0x1020304u;  // reads differently on a machine of the other byte order
 inline constexpr uint32_t MAX_STOP_TOKENS = 0x8u;  // stop token ids that one submission may name beside the model's own
 inline constexpr uint32_t MAX_CHANNELS = 0x40u;  // channels of one arena at most
 inline constexpr uint32_t MAX_TEMPERATURE = 0x64u;  // highest temperature the scheduler accepts
+inline constexpr uint32_t MAX_PENALTY = 0x2u;  // largest presence and frequency penalty, and smallest with its sign turned
+inline constexpr uint32_t MAX_REPETITION_PENALTY = 0x64u;  // largest repetition penalty
+inline constexpr uint32_t MAX_TOP_LOGPROBS = 0x14u;  // most likely tokens whose log-probabilities a token may bring with it
+inline constexpr uint32_t MAX_BIAS = 0x400u;  // bias entries of one submission
 inline constexpr uint32_t PART_ALIGNMENT = 0x40u;  // every part of a region starts on such a boundary (a cache line)
 inline constexpr uint32_t CHANNEL_ALIGNMENT = 0x1000u;  // every channel of a region starts on such a boundary (a page, so that it can be registered alone)
 
 // what a token record says
 enum class RecordKind : uint32_t {
-  TOKEN = 1u,  // one generated token; `finish` other than NONE makes it the sequence's last record
+  TOKEN = 1u,  // one generated token; `finish` other than NONE makes it the sequence's last one, but for its LOGPROB records
   END = 2u,  // the sequence ended without a further token; `finish` says why, `detail` the error code
   REJECT = 3u,  // the submission was refused and no sequence exists; `detail` is the error code
+  LOGPROB = 4u,  // a log-probability (LogprobHead, LogprobBody). Those of a token follow its TOKEN record immediately: first its own, then those of the most likely tokens, best first
 };
 
 // why a sequence ended
@@ -38,7 +43,7 @@ enum class Finish : uint32_t {
   ERROR = 4u,  // the device could not go on with it, or refused it
 };
 
-// `detail` of a REJECT or END record, in the order in which a submission is checked
+// `detail` of a REJECT or END record; those of a REJECT in the order in which a submission is checked
 enum class ErrorCode : uint32_t {
   NONE = 0u,  // no error
   BAD_FLAGS = 1u,  // an unknown flag, or a reserved byte that is not zero
@@ -46,10 +51,13 @@ enum class ErrorCode : uint32_t {
   BAD_MAX_TOKENS = 3u,  // `max_tokens` is zero
   CONTEXT_LENGTH = 4u,  // prompt + `max_tokens` is over the context window
   TOO_LARGE = 5u,  // the sequence could never fit into the KV cache
-  BAD_SAMPLING = 6u,  // temperature or top_p is not finite or out of range
+  BAD_SAMPLING = 6u,  // temperature, top_p, min_p or a penalty is not finite or out of range
   BAD_STOP = 7u,  // too many stop tokens, or one that is not in the vocabulary
   BAD_TOKEN = 8u,  // a prompt token is not in the vocabulary
-  BAD_SAMPLE = 9u,  // the step produced a token that is not in the vocabulary (a fault of the device)
+  BAD_SAMPLE = 9u,  // the step produced no token of the vocabulary: all are forbidden, or the model's logits are no numbers
+  BAD_MIN_TOKENS = 10u,  // `min_tokens` is above `max_tokens`
+  BAD_LOGPROBS = 11u,  // `logprobs` asks for more than MAX_TOP_LOGPROBS, than the vocabulary or than the token log holds
+  BAD_BIAS = 12u,  // the bias entries are too many or leave the prompt heap, their tokens do not ascend or are not in the vocabulary, a value is neither finite nor minus infinity, or ALLOW_ONLY comes without entries
 };
 
 // `state` of the telemetry page
@@ -64,8 +72,9 @@ enum class DeviceState : uint32_t {
 // bits of `SubmitRecord.flags`
 enum class SubmitFlag : uint32_t {
   IGNORE_EOS = 1u,  // the model's own stop tokens do not end the sequence
+  ALLOW_ONLY = 2u,  // only tokens with a bias entry may be sampled
 };
-inline constexpr uint32_t kSubmitFlagAll = 1u;
+inline constexpr uint32_t kSubmitFlagAll = 1u | 2u;
 
 // last word of a submission and of a cancel record, written after the rest. A record is valid when both parts are the expected ones, so that nothing has to be cleared and a stale or torn record never looks valid.
 struct CommitWord {
@@ -112,6 +121,38 @@ struct TokenBody {
   }
 };
 
+// first word of a LOGPROB record; its sequence is that of the TOKEN record before it
+struct LogprobHead {
+  uint64_t lap;  // 16 bits: as in TokenHead
+  uint64_t kind;  // 8 bits: RecordKind, at the place where TokenHead has it
+  uint64_t rank_low;  // 8 bits: low bits of the token's rank: 1 for the most likely one; 2^24 - 1 stands for that and all above
+  uint64_t logprob;  // 32 bits: natural logarithm of the token's probability, the bits of an f32
+  BLINK_LAYOUT_FN uint64_t pack() const {
+    return ((lap & 0xFFFFull) << 0) |
+           ((kind & 0xFFull) << 16) |
+           ((rank_low & 0xFFull) << 24) |
+           ((logprob & 0xFFFFFFFFull) << 32);
+  }
+  static BLINK_LAYOUT_FN LogprobHead unpack(uint64_t word) {
+    return LogprobHead{(word >> 0) & 0xFFFFull, (word >> 16) & 0xFFull, (word >> 24) & 0xFFull, (word >> 32) & 0xFFFFFFFFull};
+  }
+};
+
+// second word of a LOGPROB record
+struct LogprobBody {
+  uint64_t lap;  // 16 bits: as in TokenBody
+  uint64_t rank_high;  // 16 bits: high bits of the rank
+  uint64_t token;  // 32 bits: token id
+  BLINK_LAYOUT_FN uint64_t pack() const {
+    return ((lap & 0xFFFFull) << 0) |
+           ((rank_high & 0xFFFFull) << 16) |
+           ((token & 0xFFFFFFFFull) << 32);
+  }
+  static BLINK_LAYOUT_FN LogprobBody unpack(uint64_t word) {
+    return LogprobBody{(word >> 0) & 0xFFFFull, (word >> 16) & 0xFFFFull, (word >> 32) & 0xFFFFFFFFull};
+  }
+};
+
 // a request for one sequence, written by the front end into its channel's submit ring
 struct alignas(8) SubmitRecord {
   uint32_t prompt_offset;  // index of the prompt's first token in the channel's prompt heap
@@ -124,7 +165,15 @@ struct alignas(8) SubmitRecord {
   uint32_t flags;  // SubmitFlag bits
   uint32_t stop_count;  // entries of `stop_tokens` in use
   uint32_t stop_tokens[8];  // token ids that end the sequence, beside the model's own
-  uint8_t reserved[48];  // zero
+  float min_p;  // tokens less likely than that share of the most likely one are not sampled, in [0, 1]; 0 switches it off
+  float repetition_penalty;  // divides the positive and multiplies the negative logits of all tokens of the prompt and the answer, above 0; 0 and 1 switch it off
+  float presence_penalty;  // subtracted from the logits of the answer's tokens
+  float frequency_penalty;  // the same, once for each time that the token was generated
+  uint32_t logprobs;  // 0: no LOGPROB records; else 1 + number of most likely tokens that come with each token
+  uint32_t bias_offset;  // index of the first bias entry in the channel's prompt heap; an entry is two words: token id and f32, added to its logit; minus infinity forbids the token
+  uint32_t bias_count;  // bias entries, MAX_BIAS at most, with ascending token ids
+  uint32_t min_tokens;  // the model's and the submission's stop tokens are not sampled before so many tokens are generated
+  uint8_t reserved[16];  // zero
   uint64_t commit;  // CommitWord
 };
 static_assert(sizeof(SubmitRecord) == 128);
@@ -139,7 +188,15 @@ static_assert(offsetof(SubmitRecord, seed) == 24);
 static_assert(offsetof(SubmitRecord, flags) == 32);
 static_assert(offsetof(SubmitRecord, stop_count) == 36);
 static_assert(offsetof(SubmitRecord, stop_tokens) == 40);
-static_assert(offsetof(SubmitRecord, reserved) == 72);
+static_assert(offsetof(SubmitRecord, min_p) == 72);
+static_assert(offsetof(SubmitRecord, repetition_penalty) == 76);
+static_assert(offsetof(SubmitRecord, presence_penalty) == 80);
+static_assert(offsetof(SubmitRecord, frequency_penalty) == 84);
+static_assert(offsetof(SubmitRecord, logprobs) == 88);
+static_assert(offsetof(SubmitRecord, bias_offset) == 92);
+static_assert(offsetof(SubmitRecord, bias_count) == 96);
+static_assert(offsetof(SubmitRecord, min_tokens) == 100);
+static_assert(offsetof(SubmitRecord, reserved) == 104);
 static_assert(offsetof(SubmitRecord, commit) == 120);
 #endif
 

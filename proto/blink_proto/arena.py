@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 VERSION = 1
-LAYOUT_HASH = 0xB6A7C13F774EF98B
+LAYOUT_HASH = 0xF1E4566F9088611E
 
 MAGIC = 0x414E4552414B4E42
 """first word of the arena header (the bytes `BNKARENA`)"""
@@ -22,6 +22,14 @@ MAX_CHANNELS = 0x40
 """channels of one arena at most"""
 MAX_TEMPERATURE = 0x64
 """highest temperature the scheduler accepts"""
+MAX_PENALTY = 0x2
+"""largest presence and frequency penalty, and smallest with its sign turned"""
+MAX_REPETITION_PENALTY = 0x64
+"""largest repetition penalty"""
+MAX_TOP_LOGPROBS = 0x14
+"""most likely tokens whose log-probabilities a token may bring with it"""
+MAX_BIAS = 0x400
+"""bias entries of one submission"""
 PART_ALIGNMENT = 0x40
 """every part of a region starts on such a boundary (a cache line)"""
 CHANNEL_ALIGNMENT = 0x1000
@@ -31,11 +39,13 @@ class RecordKind(IntEnum):
     """what a token record says"""
 
     TOKEN = 1
-    """one generated token; `finish` other than NONE makes it the sequence's last record"""
+    """one generated token; `finish` other than NONE makes it the sequence's last one, but for its LOGPROB records"""
     END = 2
     """the sequence ended without a further token; `finish` says why, `detail` the error code"""
     REJECT = 3
     """the submission was refused and no sequence exists; `detail` is the error code"""
+    LOGPROB = 4
+    """a log-probability (LogprobHead, LogprobBody). Those of a token follow its TOKEN record immediately: first its own, then those of the most likely tokens, best first"""
 
 class Finish(IntEnum):
     """why a sequence ended"""
@@ -52,7 +62,7 @@ class Finish(IntEnum):
     """the device could not go on with it, or refused it"""
 
 class ErrorCode(IntEnum):
-    """`detail` of a REJECT or END record, in the order in which a submission is checked"""
+    """`detail` of a REJECT or END record; those of a REJECT in the order in which a submission is checked"""
 
     NONE = 0
     """no error"""
@@ -67,13 +77,19 @@ class ErrorCode(IntEnum):
     TOO_LARGE = 5
     """the sequence could never fit into the KV cache"""
     BAD_SAMPLING = 6
-    """temperature or top_p is not finite or out of range"""
+    """temperature, top_p, min_p or a penalty is not finite or out of range"""
     BAD_STOP = 7
     """too many stop tokens, or one that is not in the vocabulary"""
     BAD_TOKEN = 8
     """a prompt token is not in the vocabulary"""
     BAD_SAMPLE = 9
-    """the step produced a token that is not in the vocabulary (a fault of the device)"""
+    """the step produced no token of the vocabulary: all are forbidden, or the model's logits are no numbers"""
+    BAD_MIN_TOKENS = 10
+    """`min_tokens` is above `max_tokens`"""
+    BAD_LOGPROBS = 11
+    """`logprobs` asks for more than MAX_TOP_LOGPROBS, than the vocabulary or than the token log holds"""
+    BAD_BIAS = 12
+    """the bias entries are too many or leave the prompt heap, their tokens do not ascend or are not in the vocabulary, a value is neither finite nor minus infinity, or ALLOW_ONLY comes without entries"""
 
 class DeviceState(IntEnum):
     """`state` of the telemetry page"""
@@ -94,6 +110,8 @@ class SubmitFlag(IntFlag):
 
     IGNORE_EOS = 1
     """the model's own stop tokens do not end the sequence"""
+    ALLOW_ONLY = 2
+    """only tokens with a bias entry may be sampled"""
 
 def pack_commit_word(lap: int, lease: int) -> int:
     """last word of a submission and of a cancel record, written after the rest. A record is valid when both parts are the expected ones, so that nothing has to be cleared and a stale or torn record never looks valid.
@@ -137,6 +155,35 @@ def unpack_token_body(word: Any) -> tuple[Any, ...]:
     """(lap, detail, token) of a word, or of a numpy array of words."""
     return (word >> 0) & 0xFFFF, (word >> 16) & 0xFFFF, (word >> 32) & 0xFFFFFFFF
 
+def pack_logprob_head(lap: int, kind: int, rank_low: int, logprob: int) -> int:
+    """first word of a LOGPROB record; its sequence is that of the TOKEN record before it
+
+    lap (16 bits): as in TokenHead
+    kind (8 bits): RecordKind, at the place where TokenHead has it
+    rank_low (8 bits): low bits of the token's rank: 1 for the most likely one; 2^24 - 1 stands for that and all above
+    logprob (32 bits): natural logarithm of the token's probability, the bits of an f32
+    """
+    return ((lap & 0xFFFF) << 0) | ((kind & 0xFF) << 16) | ((rank_low & 0xFF) << 24) | ((logprob & 0xFFFFFFFF) << 32)
+
+
+def unpack_logprob_head(word: Any) -> tuple[Any, ...]:
+    """(lap, kind, rank_low, logprob) of a word, or of a numpy array of words."""
+    return (word >> 0) & 0xFFFF, (word >> 16) & 0xFF, (word >> 24) & 0xFF, (word >> 32) & 0xFFFFFFFF
+
+def pack_logprob_body(lap: int, rank_high: int, token: int) -> int:
+    """second word of a LOGPROB record
+
+    lap (16 bits): as in TokenBody
+    rank_high (16 bits): high bits of the rank
+    token (32 bits): token id
+    """
+    return ((lap & 0xFFFF) << 0) | ((rank_high & 0xFFFF) << 16) | ((token & 0xFFFFFFFF) << 32)
+
+
+def unpack_logprob_body(word: Any) -> tuple[Any, ...]:
+    """(lap, rank_high, token) of a word, or of a numpy array of words."""
+    return (word >> 0) & 0xFFFF, (word >> 16) & 0xFFFF, (word >> 32) & 0xFFFFFFFF
+
 SubmitRecord = np.dtype(
     [
         ("prompt_offset", "<u4"),  # index of the prompt's first token in the channel's prompt heap
@@ -149,13 +196,21 @@ SubmitRecord = np.dtype(
         ("flags", "<u4"),  # SubmitFlag bits
         ("stop_count", "<u4"),  # entries of `stop_tokens` in use
         ("stop_tokens", "<u4", (8,)),  # token ids that end the sequence, beside the model's own
-        ("reserved", "u1", (48,)),  # zero
+        ("min_p", "<f4"),  # tokens less likely than that share of the most likely one are not sampled, in [0, 1]; 0 switches it off
+        ("repetition_penalty", "<f4"),  # divides the positive and multiplies the negative logits of all tokens of the prompt and the answer, above 0; 0 and 1 switch it off
+        ("presence_penalty", "<f4"),  # subtracted from the logits of the answer's tokens
+        ("frequency_penalty", "<f4"),  # the same, once for each time that the token was generated
+        ("logprobs", "<u4"),  # 0: no LOGPROB records; else 1 + number of most likely tokens that come with each token
+        ("bias_offset", "<u4"),  # index of the first bias entry in the channel's prompt heap; an entry is two words: token id and f32, added to its logit; minus infinity forbids the token
+        ("bias_count", "<u4"),  # bias entries, MAX_BIAS at most, with ascending token ids
+        ("min_tokens", "<u4"),  # the model's and the submission's stop tokens are not sampled before so many tokens are generated
+        ("reserved", "u1", (16,)),  # zero
         ("commit", "<u8"),  # CommitWord
     ]
 )
 """a request for one sequence, written by the front end into its channel's submit ring"""
 assert SubmitRecord.itemsize == 128
-SUBMIT_RECORD_OFFSETS = {"prompt_offset": 0, "prompt_tokens": 4, "max_tokens": 8, "top_k": 12, "temperature": 16, "top_p": 20, "seed": 24, "flags": 32, "stop_count": 36, "stop_tokens": 40, "reserved": 72, "commit": 120}
+SUBMIT_RECORD_OFFSETS = {"prompt_offset": 0, "prompt_tokens": 4, "max_tokens": 8, "top_k": 12, "temperature": 16, "top_p": 20, "seed": 24, "flags": 32, "stop_count": 36, "stop_tokens": 40, "min_p": 72, "repetition_penalty": 76, "presence_penalty": 80, "frequency_penalty": 84, "logprobs": 88, "bias_offset": 92, "bias_count": 96, "min_tokens": 100, "reserved": 104, "commit": 120}
 assert SubmitRecord.fields is not None
 assert {name: field[1] for name, field in SubmitRecord.fields.items()} == SUBMIT_RECORD_OFFSETS
 

@@ -98,6 +98,31 @@ def test_seeded_sampling_repeats_under_load(default_server: Serving) -> None:
     asyncio.run(run())
 
 
+def test_what_a_request_changes_about_the_logits(default_server: Serving) -> None:
+    """Only listed tokens come, wanted ones do, forbidden ones do not; repetition can be had; an answer goes on."""
+    client, model = default_server.client(), default_server.model
+
+    def greedy(tokens: int, **fields: object) -> str:
+        answer = client.completions.create(
+            model=model, prompt="The capital of France is", max_tokens=tokens, temperature=0, extra_body=fields
+        )
+        return answer.choices[0].text
+
+    ours, other = (greedy(1, allowed_token_ids=[token]) for token in (500, 501))
+    assert ours != other
+    assert greedy(3, allowed_token_ids=[500]) == greedy(3, logit_bias={"500": 100}) == ours * 3
+    assert greedy(3, allowed_token_ids=[500, 501], logit_bias={"500": -100}) == other * 3
+    assert set(greedy(6, repetition_penalty=0.01).split()) <= {"The", "capital", "of", "France", "is"}
+    answer = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": "What is the capital of France?"}],
+        temperature=0,
+        max_tokens=30,
+        extra_body={"min_tokens": 20},
+    )
+    assert answer.usage.completion_tokens >= 20
+
+
 def address_of(url: str) -> tuple[str, int]:
     host, _, port = url.removeprefix("http://").rpartition(":")
     return host, int(port)

@@ -95,6 +95,15 @@ void write_something(Bytes& bytes, Region& inbound, const blink::arena::InboundL
       record->max_tokens = bytes.next() % 30;
       record->top_p = bytes.next() / 128.0f;
       record->stop_count = bytes.next() % 10;
+      if (bytes.next() % 2 == 0) {
+        record->flags = bytes.next() % 4;
+        record->logprobs = bytes.next() % 9;
+        record->min_tokens = bytes.next() % 32;
+        record->bias_offset = bytes.next() % 70;
+        record->bias_count = bytes.next() % 6;
+        record->min_p = bytes.next() / 200.0f;
+        record->presence_penalty = bytes.next() / 100.0f;
+      }
       record->commit = blink::arena::CommitWord{1ull + bytes.next() % 4, lease}.pack();
       break;
     }

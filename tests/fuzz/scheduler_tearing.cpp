@@ -87,6 +87,12 @@ struct Writer {
         break;
       case 5:
         flip(&submit->max_tokens, 6);
+        flip(&submit->min_tokens, 2);
+        flip(&submit->logprobs, 2);
+        break;
+      case 6:
+        flip(&submit->bias_count, 1);
+        flip(&submit->bias_offset, 20);
         break;
       default:
         flip(&submit->prompt_offset, 3);
@@ -99,6 +105,22 @@ struct Writer {
     }
   }
 };
+
+// Entries as they were checked: of the vocabulary, ascending, and not too many.
+const char* check_bias(const blink_plan_view& plan) {
+  for (uint32_t r = 0; r < plan.header->rows; ++r) {
+    if (plan.rows[r].flags == 0) continue;
+    const uint32_t slot = plan.rows[r].slot;
+    const uint32_t count = plan.extras[slot].bias_count;
+    if (count > MAX_BIAS) return "too many bias entries are used";
+    const blink::layout::BiasEntry* entries = plan.bias + uint64_t{slot} * MAX_BIAS;
+    for (uint32_t i = 0; i < count; ++i) {
+      if (entries[i].token >= kVocabulary) return "a bias entry's token is outside the vocabulary";
+      if (i > 0 && entries[i].token <= entries[i - 1].token) return "the bias entries do not ascend";
+    }
+  }
+  return nullptr;
+}
 
 }  // namespace
 
@@ -126,6 +148,7 @@ int main(int argc, char** argv) {
     for (uint32_t r = 0; r < plan.header->rows; ++r) plan.sampled[r] = static_cast<int32_t>(now % kVocabulary);
     blink_scheduler_step(scheduler, now, 0);
     broken = blink_scheduler_audit(scheduler);
+    if (broken == nullptr) broken = check_bias(plan);
     for (uint32_t t = 0; t < plan.header->tokens; ++t) {
       if (static_cast<uint32_t>(plan.token_ids[t]) >= kVocabulary)
         broken = "a token outside the vocabulary is computed";

@@ -10,14 +10,14 @@ from blink_proto import arena
 from gpu_runtime.scheduler import layout
 from gpu_runtime.scheduler.host import HostScheduler
 from tests.property.limits import Inbound, Limits, Outbound
-from tests.property.twin import SchedulerTwin
+from tests.property.twin import Logprob, SchedulerTwin
 from tests.property.worker import Worker
 
 Share = tuple[int, int, int, int, bool]
 """A work: channel, position of the submission, first token's position, tokens, whether it samples."""
 
 Record = tuple[str, str, str, int, int]
-"""A token record: kind, finish, error, sequence, token."""
+"""A token record: kind, finish, error, sequence, token; of a LOGPROB record: kind, logprob, "", rank, token."""
 
 
 class Engine(Protocol):
@@ -25,8 +25,12 @@ class Engine(Protocol):
 
     outbound: Outbound
 
-    def step(self, sampled: list[int], now_ns: int, command: int) -> list[Share]:
+    def step(self, sampled: list[int], now_ns: int, command: int, logprobs: list[list[Logprob]] | None) -> list[Share]:
         """One step."""
+        ...
+
+    def row_flags(self) -> list[int]:
+        """`SampleRow.flags` of the planned rows."""
         ...
 
 
@@ -37,13 +41,17 @@ class TwinEngine:
         self.twin = SchedulerTwin(limits, inbound)
         self.outbound = self.twin.outbound
 
-    def step(self, sampled: list[int], now_ns: int, command: int) -> list[Share]:
+    def step(self, sampled: list[int], now_ns: int, command: int, logprobs: list[list[Logprob]] | None) -> list[Share]:
         """One step."""
-        plan = self.twin.step(sampled, now_ns, command)
+        plan = self.twin.step(sampled, now_ns, command, logprobs)
         return [
             (work.sequence.channel, work.sequence.position, work.start, work.query_tokens, work.row is not None)
             for work in plan.works
         ]
+
+    def row_flags(self) -> list[int]:
+        """`SampleRow.flags` of the planned rows."""
+        return [row.flags for row in self.twin.plan.rows]
 
 
 class CoreEngine:
@@ -53,14 +61,22 @@ class CoreEngine:
         self.outbound = Outbound(limits.sizes)
         self.core = HostScheduler(limits.record(), inbound.bytes, self.outbound.bytes)
 
-    def step(self, sampled: list[int], now_ns: int, command: int) -> list[Share]:
+    def step(self, sampled: list[int], now_ns: int, command: int, logprobs: list[list[Logprob]] | None) -> list[Share]:
         """One step."""
+        for row, entries in zip(self.core.plan().logprobs, logprobs or [], strict=False):
+            row["rank"] = entries[0][2] if entries else 0
+            for at, (token, bits, _) in enumerate(entries):
+                row["tokens"][at], row["logprobs"].view(np.uint32)[at] = token, bits
         plan = self.core.step(sampled, now_ns, command)
         self.core.audit()
         return [
             (channel, position, context - query, query, row != 2**32 - 1)
             for _, _, query, context, row, channel, position in plan.works.tolist()
         ]
+
+    def row_flags(self) -> list[int]:
+        """`SampleRow.flags` of the planned rows."""
+        return [int(flags) for flags in self.core.plan().rows["flags"]]
 
 
 class Bench:
@@ -81,9 +97,9 @@ class Bench:
             for worker in self.workers:
                 worker.after_step()
 
-    def step(self, *sampled: int) -> list[Share]:
-        """One step; the tokens that the last one sampled."""
-        return self.engine.step(list(sampled), self.now_ns, self.command)
+    def step(self, *sampled: int, logprobs: list[list[Logprob]] | None = None) -> list[Share]:
+        """One step; the tokens that the last one sampled, and their log-probabilities."""
+        return self.engine.step(list(sampled), self.now_ns, self.command, logprobs)
 
     def submit(self, prompt: list[int], max_tokens: int, channel: int = 0, offset: int = 0, **fields: Any) -> None:
         """Submits; `stops` and any field of SubmitRecord may be given."""
@@ -107,6 +123,9 @@ class Bench:
         lap, kind, finish, sequence = arena.unpack_token_head(head)
         body_lap, detail, token = arena.unpack_token_body(body)
         assert lap == body_lap == 1 + position // self.limits.log_slots % 65535
+        if kind == arena.RecordKind.LOGPROB:
+            _, _, rank_low, bits = arena.unpack_logprob_head(head)
+            return ("LOGPROB", f"{np.uint32(bits).view(np.float32):g}", "", detail * 256 + rank_low, token)
         names = arena.RecordKind(kind).name, arena.Finish(finish).name, arena.ErrorCode(detail).name
         return (*names, sequence, token)
 

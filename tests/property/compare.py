@@ -48,9 +48,34 @@ def assert_same_rows(core: host.Plan, expected: twin.Plan) -> None:
     """Sample rows, bit by bit."""
     slots = [int(work["slot"]) for work in core.works if work["row"] != NO_ROW]
     assert core.rows.tolist() == [
-        (row.token_index, slot, row.position, row.top_k, row.temperature, row.top_p, row.seed, 0)
+        (
+            row.token_index,
+            slot,
+            row.position,
+            row.top_k,
+            row.temperature,
+            row.top_p,
+            row.seed,
+            row.flags,
+            row.logprobs,
+        )
         for slot, row in zip(slots, expected.rows, strict=True)
     ]
+    assert core.header["logprobs"] == any(row.logprobs for row in expected.rows)
+    sampling = [work.sequence for work in expected.works if work.row is not None]
+    for slot, sequence in zip(slots, sampling, strict=True):
+        assert core.history[slot][: len(sequence.tokens)].tolist() == sequence.tokens
+        if sequence.extras is not None:
+            assert_same_extras(core, slot, sequence.extras)
+
+
+def assert_same_extras(core: host.Plan, slot: int, expected: twin.Extras) -> None:
+    """What the slot's row of extras says, and its bias entries."""
+    found = core.extras[slot]
+    for name in ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "prompt_tokens", "allow_only"):
+        assert found[name] == getattr(expected, name), name
+    assert found["stop_tokens"][: found["stop_count"]].tolist() == expected.stop_tokens
+    assert core.bias[slot][: found["bias_count"]].tolist() == expected.bias
 
 
 def assert_same_outbound(core: Outbound, expected: Outbound) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from blink_proto import arena
-from blink_proto.arena import ErrorCode
+from blink_proto.arena import ErrorCode, RecordKind
 from gpu_runtime.scheduler import layout
 from tests.property.histories import MIXES, draw_history, draw_limits
 from tests.property.limits import Inbound, Limits
-from tests.property.twin import SchedulerTwin, Sequence, Stage
+from tests.property.twin import Logprob, Row, SchedulerTwin, Sequence, Stage
 from tests.property.world import World
 
 HISTORIES = 600
@@ -164,7 +164,7 @@ class WrongErrorOrder(SchedulerTwin):
     """Checks the sampling before all else."""
 
     def validate(self, channel: int, record: np.void) -> ErrorCode:
-        if not self.sampling_is_sound(float(record["temperature"]), float(record["top_p"])):
+        if not self.sampling_is_sound(record):
             return ErrorCode.BAD_SAMPLING
         return super().validate(channel, record)
 
@@ -177,6 +177,84 @@ class PromptRangeWraps(SchedulerTwin):
         end = (int(record["prompt_offset"]) + int(record["prompt_tokens"])) % 2**32
         passes = error is ErrorCode.BAD_PROMPT_RANGE and 0 < end <= self.limits.heap_tokens
         return ErrorCode.CONTEXT_LENGTH if passes else error
+
+
+class BiasRangeWraps(SchedulerTwin):
+    """Checks the range of the bias entries in 32 bits."""
+
+    def bias_is_sound(self, channel: int, record: np.void) -> bool:
+        end = (int(record["bias_offset"]) + 2 * int(record["bias_count"])) % 2**32
+        beyond = int(record["bias_offset"]) > self.limits.heap_tokens
+        return (beyond and end <= self.limits.heap_tokens) or super().bias_is_sound(channel, record)
+
+
+class BiasInAnyOrder(SchedulerTwin):
+    """Takes bias entries that name a token twice."""
+
+    def bias_is_sound(self, channel: int, record: np.void) -> bool:
+        entries = self.bias(channel, record) if 0 < int(record["bias_count"]) * 2 <= self.limits.heap_tokens else []
+        repeated = bool(entries) and all(entry == (0, 1.0) for entry in entries)
+        return repeated or super().bias_is_sound(channel, record)
+
+
+class LogprobsTakeNoRoom(SchedulerTwin):
+    """Keeps room for the token alone."""
+
+    def records_of(self, sequence: Sequence) -> int:
+        return 1
+
+
+class LightPassesHeavy(SchedulerTwin):
+    """A sequence whose records fit passes one whose records do not."""
+
+    def capped(self, running: list[Sequence]) -> list[Sequence]:
+        found, due = [], [0] * self.limits.channels
+        for sequence in running:
+            if due[sequence.channel] + self.records_of(sequence) > self.log_room(sequence.channel):
+                found.append(sequence)
+            else:
+                due[sequence.channel] += self.records_of(sequence)
+        return found
+
+
+class BadSampleBringsLogprobs(SchedulerTwin):
+    """Writes log-probabilities after an END too."""
+
+    def publish(self, harvested: list[tuple[Sequence, int | None]], logprobs: list[list[Logprob]]) -> None:
+        for (sequence, token), found in zip(harvested, logprobs, strict=True):
+            self.append(sequence, RecordKind.TOKEN if token is not None else RecordKind.END, token or 0)
+            self.append_logprobs(sequence, found)
+            if sequence.stage is Stage.ENDING:
+                self.remove(sequence)
+        self.publish_ending()
+
+
+class MinTokensOffByOne(SchedulerTwin):
+    """Masks stop tokens for one token longer."""
+
+    def new_sequence(self, channel: int, record: np.void) -> Sequence:
+        sequence = super().new_sequence(channel, record)
+        sequence.min_tokens += sequence.min_tokens > 0
+        return sequence
+
+
+class ReadsBiasLate(SchedulerTwin):
+    """Reads the bias entries from the heap when the sequence samples."""
+
+    def __init__(self, limits: Limits, inbound: Inbound) -> None:
+        super().__init__(limits, inbound)
+        self.records: dict[Sequence, np.void] = {}
+
+    def new_sequence(self, channel: int, record: np.void) -> Sequence:
+        sequence = super().new_sequence(channel, record)
+        self.records[sequence] = record
+        return sequence
+
+    def sample_row(self, sequence: Sequence, token_index: int) -> Row:
+        if sequence.extras is not None:
+            entries = self.bias(sequence.channel, self.records[sequence])
+            sequence.extras = replace(sequence.extras, bias=entries)
+        return super().sample_row(sequence, token_index)
 
 
 class CancelsOnce(SchedulerTwin):

@@ -15,8 +15,20 @@ EXPECTED = {
     *((RecordKind.TOKEN, finish, ErrorCode.NONE) for finish in (Finish.NONE, Finish.STOP, Finish.LENGTH)),
     (RecordKind.END, Finish.CANCELLED, ErrorCode.NONE),
     (RecordKind.END, Finish.ERROR, ErrorCode.BAD_SAMPLE),
-    *((RecordKind.REJECT, Finish.ERROR, code) for code in list(ErrorCode)[1:9]),
+    *(
+        (RecordKind.REJECT, Finish.ERROR, code)
+        for code in ErrorCode
+        if code not in (ErrorCode.NONE, ErrorCode.BAD_SAMPLE)
+    ),
+    RecordKind.LOGPROB,
 }
+
+
+def news_of(head: int, body: int) -> object:
+    """(kind, finish, detail) of a record, or just its kind where it has no more."""
+    if (head >> 16) & 0xFF == RecordKind.LOGPROB:
+        return RecordKind.LOGPROB
+    return arena.unpack_token_head(head)[1:3] + arena.unpack_token_body(body)[1:2]
 
 
 def test_random_histories_reach_every_record_and_counter() -> None:
@@ -28,16 +40,15 @@ def test_random_histories_reach_every_record_and_counter() -> None:
         for action in draw_history(rng.randint, world.limits, 120, MIXES[seed % len(MIXES)]):
             world.apply(action)
         for channel in world.twin.channels:
-            seen.update(
-                {
-                    arena.unpack_token_head(head)[1:3] + arena.unpack_token_body(body)[1:2]
-                    for head, body in channel.history
-                }
-            )
+            seen.update({news_of(head, body) for head, body in channel.history})
             seen["wrapped log"] += len(channel.history) > world.limits.log_slots
             seen["wrapped submit ring"] += channel.submit_read > world.limits.submit_slots
             seen["wrapped cancel ring"] += channel.cancel_read > world.limits.cancel_slots
             seen["several leases"] += channel.lease > 1
+        for work in world.twin.plan.works:
+            extras = work.sequence.extras
+            seen["several bias entries"] += extras is not None and len(extras.bias) > 1
+            seen["masked stop tokens"] += work.row is not None and world.twin.plan.rows[work.row].flags == 3
         seen["stalls"] += world.outbound.telemetry("log_stalls") > 0
         seen["protocol errors"] += world.outbound.telemetry("protocol_errors") > 0
     assert set(seen) >= EXPECTED

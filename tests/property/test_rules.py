@@ -101,9 +101,9 @@ def test_a_token_outside_the_vocabulary_ends_the_sequence(engine: Engines, sampl
 
 VALID: dict[str, Any] = {"prompt_tokens": 4, "max_tokens": 4, "temperature": 1, "top_p": 1}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"flags": 2}, "BAD_FLAGS"),
+    ({"flags": 4}, "BAD_FLAGS"),
     ({"flags": 1 << 31}, "BAD_FLAGS"),
-    ({"reserved": [0] * 47 + [1]}, "BAD_FLAGS"),
+    ({"reserved": [0] * 15 + [1]}, "BAD_FLAGS"),
     ({"prompt_tokens": 0}, "BAD_PROMPT_RANGE"),
     ({"prompt_offset": 61}, "BAD_PROMPT_RANGE"),
     ({"prompt_offset": FAR}, "BAD_PROMPT_RANGE"),
@@ -120,10 +120,30 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"top_p": 0}, "BAD_SAMPLING"),
     ({"top_p": 1.0000002}, "BAD_SAMPLING"),
     ({"top_p": np.nan}, "BAD_SAMPLING"),
+    ({"min_p": -1e-9}, "BAD_SAMPLING"),
+    ({"min_p": 1.0000002}, "BAD_SAMPLING"),
+    ({"min_p": np.nan}, "BAD_SAMPLING"),
+    ({"repetition_penalty": -1}, "BAD_SAMPLING"),
+    ({"repetition_penalty": 100.001}, "BAD_SAMPLING"),
+    ({"presence_penalty": 2.0001}, "BAD_SAMPLING"),
+    ({"presence_penalty": -np.inf}, "BAD_SAMPLING"),
+    ({"frequency_penalty": -2.0001}, "BAD_SAMPLING"),
+    ({"frequency_penalty": np.nan}, "BAD_SAMPLING"),
     ({"stop_count": 9}, "BAD_STOP"),
     ({"stop_count": FAR}, "BAD_STOP"),
     ({"stop_count": 8, "stop_tokens": [0] * 7 + [32]}, "BAD_STOP"),
     ({"prompt_offset": 3}, "BAD_TOKEN"),
+    ({"min_tokens": 5}, "BAD_MIN_TOKENS"),
+    ({"min_tokens": FAR}, "BAD_MIN_TOKENS"),
+    ({"logprobs": 16}, "BAD_LOGPROBS"),
+    ({"logprobs": FAR}, "BAD_LOGPROBS"),
+    ({"flags": 2}, "BAD_BIAS"),
+    ({"bias_count": 1025}, "BAD_BIAS"),
+    ({"bias_count": 1 << 31}, "BAD_BIAS"),
+    ({"bias_count": 2, "bias_offset": 61}, "BAD_BIAS"),
+    ({"bias_count": 1, "bias_offset": FAR}, "BAD_BIAS"),
+    ({"bias_count": 1, "bias_offset": 5}, "BAD_BIAS"),
+    ({"bias_count": 2, "bias_offset": 8}, "BAD_BIAS"),
 ]
 TAKEN: list[dict[str, Any]] = [
     {},
@@ -135,6 +155,13 @@ TAKEN: list[dict[str, Any]] = [
     {"top_k": FAR, "seed": 2**64 - 1},
     {"stop_count": 8, "stop_tokens": [31] * 8},
     {"stop_count": 7, "stop_tokens": [0] * 7 + [FAR]},
+    {"min_p": 1, "repetition_penalty": 100, "presence_penalty": -2, "frequency_penalty": 2},
+    {"min_p": -0.0, "repetition_penalty": 1e-45, "presence_penalty": 2, "frequency_penalty": -2},
+    {"min_tokens": 4},
+    {"logprobs": 15},
+    {"bias_count": 0, "bias_offset": FAR},
+    {"bias_count": 1, "bias_offset": 62, "flags": 2},
+    {"flags": 3, "bias_count": 1, "bias_offset": 6},
 ]
 
 
@@ -163,7 +190,7 @@ def test_a_submission_at_the_limits_is_taken(engine: Engines, fields: dict[str, 
 def test_errors_are_found_in_the_order_of_their_codes(engine: Engines) -> None:
     """All faults at once, then the first one mended, and so on."""
     faults: dict[str, dict[str, Any]] = {
-        "BAD_FLAGS": {"flags": 2},
+        "BAD_FLAGS": {"flags": 4},
         "BAD_PROMPT_RANGE": {"prompt_offset": 62},
         "BAD_MAX_TOKENS": {"max_tokens": 0},
         "CONTEXT_LENGTH": {"max_tokens": 45},
@@ -171,6 +198,9 @@ def test_errors_are_found_in_the_order_of_their_codes(engine: Engines) -> None:
         "BAD_SAMPLING": {"top_p": 2},
         "BAD_STOP": {"stop_count": 9},
         "BAD_TOKEN": {"prompt_offset": 4},
+        "BAD_MIN_TOKENS": {"min_tokens": FAR},
+        "BAD_LOGPROBS": {"logprobs": FAR},
+        "BAD_BIAS": {"bias_count": FAR},
     }
     codes = list(faults)
     for index, code in enumerate(codes):
@@ -178,6 +208,94 @@ def test_errors_are_found_in_the_order_of_their_codes(engine: Engines) -> None:
         for later in reversed(codes[index:]):
             fields |= faults[later]
         assert submit_raw(engine, fields).records() == [("REJECT", "ERROR", code, 0, 0)]
+
+
+def bits(value: float) -> int:
+    """Of a float32."""
+    return int(np.float32(value).view(np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("entries", "taken"),
+    [
+        ([(0, 1.0), (31, -np.inf)], True),
+        ([(3, 1.0), (2, 1.0)], False),
+        ([(3, 1.0), (3, 1.0)], False),
+        ([(31, 1.0), (32, 1.0)], False),
+        ([(1, np.inf)], False),
+        ([(1, np.nan)], False),
+        ([(1, -3e38)], True),
+    ],
+)
+def test_bias_entries(engine: Engines, entries: list[tuple[int, float]], taken: bool) -> None:
+    bench = Bench(engine, heap_tokens=64, vocab_size=32)
+    bench.workers[0].write_bias(10, entries)
+    bench.submit([1], max_tokens=1, bias_offset=10, bias_count=len(entries))
+    bench.step()
+    assert bench.records() == ([] if taken else [("REJECT", "ERROR", "BAD_BIAS", 0, 0)])
+
+
+def test_stop_tokens_are_masked_until_min_tokens_are_generated(engine: Engines) -> None:
+    bench = Bench(engine, eos_tokens=(2,))
+    bench.submit([1, 1], max_tokens=4, min_tokens=2)
+    flags = []
+    for sampled in ([], [5], [6], [7]):
+        bench.step(*sampled)
+        flags += bench.engine.row_flags()
+    assert flags == [3, 3, 1, 1]
+    assert bench.step(2) == []
+    assert bench.records()[3:] == [token(2, finish="STOP")]
+
+
+# log-probabilities
+
+
+def test_log_probabilities_follow_their_token(engine: Engines) -> None:
+    """A sequence that wants its own and one more, between two that want none."""
+    bench = Bench(engine, eos_tokens=(2,))
+    for index, logprobs in enumerate((0, 2, 0)):
+        bench.submit([1], max_tokens=4, offset=index, logprobs=logprobs)
+    bench.step()
+    found = [(9, bits(-1.5), 300), (8, bits(-0.25), 77), (3, bits(-9), 0)]
+    bench.step(7, 2, 6, logprobs=[[], found, []])
+    mine = [("LOGPROB", "-1.5", "", 300, 9), ("LOGPROB", "-0.25", "", 1, 8)]
+    assert bench.records() == [token(7), token(2, 1, finish="STOP"), *mine, token(6, 2)]
+
+
+def test_a_rank_beyond_24_bits_is_cut(engine: Engines) -> None:
+    bench = Bench(engine)
+    bench.submit([1], max_tokens=4, logprobs=1)
+    bench.step()
+    bench.step(7, logprobs=[[(7, bits(-2), 1 << 24)]])
+    assert bench.records()[1:] == [("LOGPROB", "-2", "", (1 << 24) - 1, 7)]
+
+
+def test_a_sequence_waits_for_room_for_all_its_records(engine: Engines) -> None:
+    """Four free records, three for each token of the first: the second, of one, fits beside it and the third does not.
+    With one record unread the first lacks room, and none passes it."""
+    bench = Bench(engine, log_slots=4, eos_tokens=())
+    for index, logprobs in enumerate((2, 0, 0)):
+        bench.submit([3], max_tokens=9, offset=index, logprobs=logprobs)
+    assert bench.step() == [(0, 0, 0, 1, True), (0, 1, 0, 1, True)]
+    none = [(1, bits(-1), 1)] * 2
+    assert bench.step(5, 6, logprobs=[none, []]) == []
+    bench.workers[0].write_log_read(3)
+    assert bench.step() == [(0, 0, 1, 1, True)]
+    bench.step(5, logprobs=[none])
+    bench.workers[0].write_log_read(5)
+    assert bench.step() == []
+    bench.workers[0].write_log_read(7)
+    assert bench.step() == [(0, 0, 2, 1, True), (0, 1, 1, 1, True)]
+
+
+def test_a_bad_sample_brings_no_log_probabilities(engine: Engines) -> None:
+    bench = Bench(engine, vocab_size=32)
+    bench.submit([1], max_tokens=9, logprobs=2)
+    bench.submit([1], max_tokens=9, offset=1, logprobs=1)
+    bench.step()
+    bench.step(32, 4, logprobs=[[(1, 0, 1)] * 2, [(4, bits(-1), 1)]])
+    mine = ("LOGPROB", "-1", "", 1, 4)
+    assert bench.records() == [end(finish="ERROR", error="BAD_SAMPLE"), token(4, 1), mine]
 
 
 # admission

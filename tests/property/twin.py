@@ -7,6 +7,7 @@ Which KV block and which table slot a sequence gets is not its business.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from enum import Enum
@@ -23,6 +24,10 @@ from tests.property.limits import Inbound, Limits, Outbound
 
 LAP_32 = (1 << 32) - 1
 LAP_16 = 65535
+MOST_RANK = (1 << 24) - 1
+
+Logprob = tuple[int, int, int]
+"""A sampled log-probability: token, bits of the f32, rank."""
 
 
 class Stage(Enum):
@@ -32,6 +37,20 @@ class Stage(Enum):
     RUNNING = "admitted"
     ENDING = "over, but its END record has no room yet"
     GONE = "not in the table"
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What few sequences need for sampling; fields as in `layout.SampleExtras`, and the bias entries."""
+
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    prompt_tokens: int
+    allow_only: bool
+    stop_tokens: list[int]
+    bias: list[tuple[int, float]]
 
 
 @dataclass(eq=False)
@@ -49,6 +68,9 @@ class Sequence:
     temperature: float
     top_p: float
     seed: int
+    logprobs: int
+    min_tokens: int
+    extras: Extras | None
     stage: Stage = Stage.WAITING
     computed: int = 0
     finish: Finish = Finish.NONE
@@ -89,6 +111,8 @@ class Row:
     temperature: float
     top_p: float
     seed: int
+    flags: int
+    logprobs: int
 
 
 @dataclass(frozen=True)
@@ -148,9 +172,16 @@ class SchedulerTwin:
         self.count = dict.fromkeys(arena.TELEMETRY_OFFSETS, 0)
         del self.count["pad0"]
 
-    def step(self, sampled: list[int], now_ns: int, command: int = Command.RUN) -> Plan:
-        """Takes in the sampled token of each row of the last plan and plans the next step."""
-        self.publish(self.harvest(sampled))
+    def step(
+        self,
+        sampled: list[int],
+        now_ns: int,
+        command: int = Command.RUN,
+        logprobs: list[list[Logprob]] | None = None,
+    ) -> Plan:
+        """Takes in the sampled token of each row of the last plan, and its log-probabilities where the row asks for
+        them, and plans the next step."""
+        self.publish(self.harvest(sampled), logprobs or [[] for _ in sampled])
         self.intake(now_ns, command)
         self.cancel()
         self.plan = Plan(stopped=True) if command == Command.STOP else self.emit(*self.share_out(self.admit()))
@@ -194,11 +225,13 @@ class SchedulerTwin:
 
     # publish
 
-    def publish(self, harvested: list[tuple[Sequence, int | None]]) -> None:
-        """One record for each row, then the records of sequences that ended earlier."""
-        for sequence, token in harvested:
+    def publish(self, harvested: list[tuple[Sequence, int | None]], logprobs: list[list[Logprob]]) -> None:
+        """The records of each row, then those of sequences that ended earlier."""
+        for (sequence, token), found in zip(harvested, logprobs, strict=True):
             kind = RecordKind.END if token is None else RecordKind.TOKEN
             self.append(sequence, kind, token or 0)
+            if token is not None:
+                self.append_logprobs(sequence, found)
             if sequence.stage is Stage.ENDING:
                 self.remove(sequence)
         self.publish_ending()
@@ -214,14 +247,29 @@ class SchedulerTwin:
         """Appends a record about a sequence to its channel's log."""
         self.write_record(sequence.channel, sequence.position, kind, sequence.finish, sequence.detail, token)
 
+    def append_logprobs(self, sequence: Sequence, found: list[Logprob]) -> None:
+        """Appends a token's LOGPROB records: its own, then those of ranks 1, 2, …"""
+        for index, (token, bits, sampled_rank) in enumerate(found[: sequence.logprobs]):
+            rank = min(index or sampled_rank, MOST_RANK)
+            lap = self.next_lap(sequence.channel)
+            head = arena.pack_logprob_head(lap, RecordKind.LOGPROB, rank % 256, bits)
+            self.write_words(sequence.channel, head, arena.pack_logprob_body(lap, rank // 256, token))
+
     def write_record(
         self, channel: int, position: int, kind: RecordKind, finish: Finish, detail: ErrorCode, token: int
     ) -> None:
         """Appends a token record."""
-        at = len(self.channels[channel].history)
-        lap = 1 + at // self.limits.log_slots % LAP_16
+        lap = self.next_lap(channel)
         head = arena.pack_token_head(lap, kind, finish, position)
-        body = arena.pack_token_body(lap, detail, token)
+        self.write_words(channel, head, arena.pack_token_body(lap, detail, token))
+
+    def next_lap(self, channel: int) -> int:
+        """Lap of the next record of a channel's log."""
+        return 1 + len(self.channels[channel].history) // self.limits.log_slots % LAP_16
+
+    def write_words(self, channel: int, head: int, body: int) -> None:
+        """Appends a record's words."""
+        at = len(self.channels[channel].history)
         self.channels[channel].history.append((head, body))
         word = self.outbound.log_at(channel, at)
         self.outbound.words[word], self.outbound.words[word + 1] = head, body
@@ -328,7 +376,7 @@ class SchedulerTwin:
     def validate(self, channel: int, record: np.void) -> ErrorCode:
         """The first error of a submission, in the order of ErrorCode."""
         limits, prompt, asked = self.limits, int(record["prompt_tokens"]), int(record["max_tokens"])
-        if int(record["flags"]) & ~int(arena.SubmitFlag.IGNORE_EOS) or record["reserved"].any():
+        if int(record["flags"]) not in range(4) or record["reserved"].any():
             return ErrorCode.BAD_FLAGS
         if prompt == 0 or int(record["prompt_offset"]) + prompt > limits.heap_tokens:
             return ErrorCode.BAD_PROMPT_RANGE
@@ -338,19 +386,50 @@ class SchedulerTwin:
             return ErrorCode.CONTEXT_LENGTH
         if self.blocks_for(prompt + asked - 1) > min(limits.blocks - 1, limits.blocks_per_sequence):
             return ErrorCode.TOO_LARGE
-        if not self.sampling_is_sound(float(record["temperature"]), float(record["top_p"])):
+        if not self.sampling_is_sound(record):
             return ErrorCode.BAD_SAMPLING
         count = int(record["stop_count"])
         if count > arena.MAX_STOP_TOKENS or (record["stop_tokens"][:count] >= limits.vocab_size).any():
             return ErrorCode.BAD_STOP
         if any(token >= limits.vocab_size for token in self.prompt(channel, record)):
             return ErrorCode.BAD_TOKEN
-        return ErrorCode.NONE
+        if int(record["min_tokens"]) > asked:
+            return ErrorCode.BAD_MIN_TOKENS
+        top = max(0, int(record["logprobs"]) - 1)
+        if top > min(arena.MAX_TOP_LOGPROBS, limits.vocab_size) or int(record["logprobs"]) + 1 > limits.log_slots:
+            return ErrorCode.BAD_LOGPROBS
+        return ErrorCode.NONE if self.bias_is_sound(channel, record) else ErrorCode.BAD_BIAS
 
-    def sampling_is_sound(self, temperature: float, top_p: float) -> bool:
-        """Whether both are finite and in range."""
-        finite = isfinite(temperature) and isfinite(top_p)
-        return finite and 0 <= temperature <= arena.MAX_TEMPERATURE and 0 < top_p <= 1
+    def sampling_is_sound(self, record: np.void) -> bool:
+        """Whether all numbers are finite and in range."""
+        ranges = {
+            "temperature": (0, 100),
+            "top_p": (0, 1),
+            "min_p": (0, 1),
+            "repetition_penalty": (0, 100),
+            "presence_penalty": (-2, 2),
+            "frequency_penalty": (-2, 2),
+        }
+        sound = all(isfinite(record[name]) and low <= record[name] <= high for name, (low, high) in ranges.items())
+        return sound and bool(record["top_p"] > 0)
+
+    def bias_is_sound(self, channel: int, record: np.void) -> bool:
+        """Whether the bias entries can be read and every one is good."""
+        offset, count = int(record["bias_offset"]), int(record["bias_count"])
+        if count == 0:
+            return not int(record["flags"]) & arena.SubmitFlag.ALLOW_ONLY
+        if count > 1024 or offset + 2 * count > self.limits.heap_tokens:
+            return False
+        entries = self.bias(channel, record)
+        tokens = [token for token, _ in entries]
+        ascending = all(low < high for low, high in itertools.pairwise(tokens))
+        return ascending and tokens[-1] < self.limits.vocab_size and all(value < math.inf for _, value in entries)
+
+    def bias(self, channel: int, record: np.void) -> list[tuple[int, float]]:
+        """The bias entries of a submission whose range is sound."""
+        first, count = self.inbound.heap_at(channel) + int(record["bias_offset"]), int(record["bias_count"])
+        words = np.array(list(self.inbound.halves[first : first + 2 * count]), np.uint32)
+        return list(zip(words[::2].tolist(), words[1::2].view(np.float32).tolist(), strict=True))
 
     def new_sequence(self, channel: int, record: np.void) -> Sequence:
         """A waiting sequence."""
@@ -368,6 +447,28 @@ class SchedulerTwin:
             float(record["temperature"]),
             float(record["top_p"]),
             int(record["seed"]),
+            int(record["logprobs"]),
+            int(record["min_tokens"]),
+            self.new_extras(channel, record),
+        )
+
+    def new_extras(self, channel: int, record: np.void) -> Extras | None:
+        """What the sequence needs beside temperature, top_k and top_p, if anything."""
+        off = {"min_p": (0,), "repetition_penalty": (0, 1), "presence_penalty": (0,), "frequency_penalty": (0,)}
+        wanted = any(float(record[name]) not in values for name, values in off.items())
+        if not wanted and not int(record["bias_count"]) and not int(record["min_tokens"]):
+            return None
+        flags = int(record["flags"])
+        eos = [] if flags & arena.SubmitFlag.IGNORE_EOS else list(self.limits.eos_tokens)
+        return Extras(
+            min_p=float(record["min_p"]),
+            repetition_penalty=float(record["repetition_penalty"]) or 1.0,
+            presence_penalty=float(record["presence_penalty"]),
+            frequency_penalty=float(record["frequency_penalty"]),
+            prompt_tokens=int(record["prompt_tokens"]),
+            allow_only=bool(flags & arena.SubmitFlag.ALLOW_ONLY),
+            stop_tokens=eos + [int(token) for token in record["stop_tokens"][: int(record["stop_count"])]],
+            bias=self.bias(channel, record),
         )
 
     def blocks_for(self, positions: int) -> int:
@@ -437,9 +538,16 @@ class SchedulerTwin:
         """Those that may not sample, for want of room in their log."""
         found = []
         for channel in range(self.limits.channels):
-            mine = [each for each in running if each.channel == channel]
-            found += mine[max(0, self.log_room(channel)) :]
+            due = 0
+            for sequence in [each for each in running if each.channel == channel]:
+                due += self.records_of(sequence)
+                if due > self.log_room(channel):
+                    found.append(sequence)
         return found
+
+    def records_of(self, sequence: Sequence) -> int:
+        """Records that a token of the sequence takes."""
+        return 1 + sequence.logprobs
 
     # emit
 
@@ -465,6 +573,7 @@ class SchedulerTwin:
 
     def sample_row(self, sequence: Sequence, token_index: int) -> Row:
         """The sample row of a sequence."""
+        masked = len(sequence.tokens) - sequence.prompt < sequence.min_tokens
         return Row(
             token_index,
             len(sequence.tokens),
@@ -472,6 +581,8 @@ class SchedulerTwin:
             sequence.temperature,
             sequence.top_p,
             sequence.seed,
+            layout.RowFlag.EXTRAS * (sequence.extras is not None) + layout.RowFlag.MASK_STOPS * masked,
+            sequence.logprobs,
         )
 
     # launch

@@ -18,6 +18,8 @@ class Ledger:
     """What a worker has read about one submission."""
 
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[list[tuple[int, int, int]]] = field(default_factory=list)
+    """For each token the (token, bits, rank) of its LOGPROB records."""
     last: tuple[int, int, int] | None = None
     """(kind, finish, detail) of the last record."""
 
@@ -28,6 +30,7 @@ class Ledger:
             assert detail == 0
             assert finish in (Finish.NONE, Finish.STOP, Finish.LENGTH)
             self.tokens.append(token)
+            self.logprobs.append([])
         else:
             assert token == 0
             assert finish in (Finish.CANCELLED, Finish.ERROR)
@@ -53,6 +56,7 @@ class Worker:
         self.first_position = 0
         self.read_position = 0
         self.ledgers: dict[int, Ledger] = {}
+        self.last_token: Ledger | None = None
 
     def _set(self, name: str, value: int) -> None:
         self.inbound.words[self.inbound.control_at(self.channel, name)] = value & (2**64 - 1)
@@ -92,7 +96,7 @@ class Worker:
             self.asked = self.skipped = False
             self.first_position = self.submit_read_before
             self.read_position = self.out("log_start")
-            self.ledgers = {}
+            self.ledgers, self.last_token = {}, None
         word = self.inbound.words[self.inbound.control_at(self.channel, "log_read")]
         if self.live and self.read_position < word <= self.out("log_written"):
             self.read_position, self.skipped = word, True
@@ -142,22 +146,49 @@ class Worker:
         record["flags"] = rng.randrange(2)
         record["stop_count"] = count = rng.choice([0, 0, 1, 8])
         record["stop_tokens"] = [rng.randrange(limits.vocab_size) for _ in range(count)] + [2**32 - 1] * (8 - count)
+        if rng.random() < 0.4:
+            self._add_extras(record, rng)
         return record
+
+    def _add_extras(self, record: np.ndarray, rng: Random) -> None:
+        """What few submissions ask for; bias entries go behind the prompt, or before it, where they have room."""
+        limits = self.limits
+        record["min_p"] = rng.choice([0, 0.25, 1])
+        record["repetition_penalty"] = rng.choice([0, 1, 1.5, 100])
+        record["presence_penalty"] = rng.choice([0, -2, 2])
+        record["frequency_penalty"] = rng.choice([0, -0.5, 2])
+        record["min_tokens"] = rng.choice([0, 1, int(record["max_tokens"])])
+        most = min(arena.MAX_TOP_LOGPROBS + 1, limits.vocab_size + 1, limits.log_slots - 1)
+        record["logprobs"] = rng.choice([0, min(1, most), rng.randint(0, most)])
+        behind = int(record["prompt_offset"] + record["prompt_tokens"])
+        place = behind if rng.random() < 0.7 else 0
+        room = (limits.heap_tokens - behind if place else int(record["prompt_offset"])) // 2
+        count = rng.randint(0, min(4, room, limits.vocab_size))
+        record["bias_offset"], record["bias_count"] = place, count
+        if count and rng.random() < 0.3:
+            record["flags"] = int(record["flags"]) | arena.SubmitFlag.ALLOW_ONLY
+        tokens = sorted(rng.sample(range(limits.vocab_size), count))
+        self.write_bias(place, [(token, rng.choice([1.5, -100, -np.inf, 3e38])) for token in tokens])
+
+    def write_bias(self, offset: int, entries: list[tuple[int, float]]) -> None:
+        """Writes bias entries into the heap."""
+        words = [word for token, value in entries for word in (token, *struct.unpack("<I", struct.pack("<f", value)))]
+        self.write_prompt(offset, words)
 
     def bad_record(self, rng: Random, which: int) -> np.ndarray:
         """A submission with one or two faults, each at its limit or far beyond it."""
         record = self.good_record(rng, long=False)
         for fault in (which, rng.randrange(16)) if rng.random() < 0.3 else (which,):
-            self._spoil(record, rng, fault % 9)
+            self._spoil(record, rng, fault % 12)
         return record
 
     def _spoil(self, record: np.ndarray, rng: Random, fault: int) -> None:
         limits, far = self.limits, 2**32 - 1
         offset, prompt = int(record["prompt_offset"]), int(record["prompt_tokens"])
         if fault == 0:
-            record["flags"] = rng.choice([2, 3, 2**31, far])
+            record["flags"] = rng.choice([4, 7, 2**31, far])
         elif fault == 1:
-            record["reserved"][rng.randrange(48)] = rng.randint(1, 255)
+            record["reserved"][rng.randrange(16)] = rng.randint(1, 255)
         elif fault == 2:
             record["prompt_tokens"] = rng.choice([0, limits.heap_tokens - offset + 1, far, (far - offset + 1) & far])
         elif fault == 3:
@@ -170,14 +201,41 @@ class Worker:
             most = min(limits.blocks - 1, limits.blocks_per_sequence) * limits.block_tokens
             record["max_tokens"] = max(1, most + 2 - prompt)
         elif fault == 6:
-            name = rng.choice(["temperature", "top_p"])
-            record[name] = rng.choice([np.nan, np.inf, -np.inf, -1e-9, 1.001, 100.01, 0, 1e-45])
+            name = rng.choice(["temperature", "top_p", "min_p", "repetition_penalty"])
+            name = rng.choice([name, "presence_penalty", "frequency_penalty"])
+            record[name] = rng.choice([np.nan, np.inf, -np.inf, -1e-9, 1.001, 2.001, -2.001, 100.01, 0, 1e-45])
         elif fault == 7:
             record["stop_count"] = rng.choice([1, 8, 9, far])
             record["stop_tokens"][rng.randrange(8)] = rng.choice([limits.vocab_size, far])
+        elif fault == 8:
+            record["min_tokens"] = rng.choice([int(record["max_tokens"]) + 1, far])
+        elif fault == 9:
+            record["logprobs"] = rng.choice([limits.log_slots, limits.vocab_size + 2, 22, far])
+        elif fault == 10:
+            self._spoil_bias(record, rng)
         else:
             where = offset + rng.randrange(max(1, min(prompt, limits.heap_tokens)))
             self.write_prompt(where, [rng.choice([limits.vocab_size, far, 2**31])])
+
+    def _spoil_bias(self, record: np.ndarray, rng: Random) -> None:
+        limits, far = self.limits, 2**32 - 1
+        count = rng.randint(1, max(1, min(4, limits.heap_tokens // 2)))
+        record["bias_offset"], record["bias_count"] = 0, count
+        entries = [(token % limits.vocab_size, rng.choice([1.0, -np.inf])) for token in range(count)]
+        which = rng.randrange(6)
+        if which == 0:
+            record["bias_offset"] = rng.choice([limits.heap_tokens - 2 * count + 1, far, far - 2 * count + 1]) & far
+        elif which == 1:
+            record["bias_count"] = rng.choice([1025, limits.heap_tokens // 2 + 1, 2**31, far])
+        elif which == 2:
+            record["bias_count"], record["flags"] = 0, 2
+        elif which == 3:
+            entries[rng.randrange(count)] = (0, rng.choice([np.nan, np.inf]))
+        elif which == 4:
+            entries[-1] = (rng.choice([limits.vocab_size, far]), 1.0)
+        else:
+            entries = [(0, 1.0)] * count
+        self.write_bias(0, entries)
 
     # cancels
 
@@ -214,9 +272,17 @@ class Worker:
         head_lap, kind, finish, sequence = arena.unpack_token_head(head)
         body_lap, detail, token = arena.unpack_token_body(body)
         assert head_lap == body_lap == lap, "a record was overwritten before it was read"
+        if self.skipped:
+            return
+        if kind == RecordKind.LOGPROB:
+            assert self.last_token is not None, "log-probabilities of no token"
+            _, _, rank_low, bits = arena.unpack_logprob_head(head)
+            self.last_token.logprobs[-1].append((token, bits, detail << 8 | rank_low))
+            return
         assert self.first_position <= sequence < self.out("submit_read")
-        if not self.skipped:
-            self.ledgers.setdefault(sequence, Ledger()).add(kind, finish, detail, token)
+        ledger = self.ledgers.setdefault(sequence, Ledger())
+        ledger.add(kind, finish, detail, token)
+        self.last_token = ledger if kind == RecordKind.TOKEN else None
 
     # noise
 

@@ -15,7 +15,7 @@ from gpu_runtime.scheduler.layout import Command
 from tests.property.compare import assert_same_outbound, assert_same_plan
 from tests.property.kv_model import KvModel, Owner
 from tests.property.limits import Inbound, Limits, Outbound
-from tests.property.twin import SchedulerTwin, Stage
+from tests.property.twin import Logprob, SchedulerTwin, Stage
 from tests.property.worker import Worker
 
 MILLISECOND = 1_000_000
@@ -51,7 +51,8 @@ class World:
         self.was_live = [False] * limits.channels
         self.sampled: list[int] = []
         self.sampling: list[Owner] = []
-        self.given: dict[Owner, list[int]] = {}
+        self.logprobs: list[list[Logprob]] = []
+        self.given: dict[Owner, list[tuple[int, list[Logprob]]]] = {}
         self.first_seen: dict[int, int] = {}
 
     def apply(self, action: Action) -> None:
@@ -92,7 +93,7 @@ class World:
         record = worker.good_record(rng, long=True)
         raw = bytearray(record.tobytes())
         for _ in range(1 + b % 16):
-            raw[rng.randrange(72)] = rng.choice([0, 1, 255, rng.randrange(256)])
+            raw[rng.randrange(104)] = rng.choice([0, 1, 255, rng.randrange(256)])
         worker.submit(np.frombuffer(bytes(raw), record.dtype)[0])
 
     def do_submit_torn(self, worker: Worker, a: int, b: int) -> None:
@@ -156,7 +157,7 @@ class World:
         quiet = self.check_polls and self._quiet()
         before = self.outbound.bytes.tobytes() if quiet else b""
         plan = self.core.step(np.array(self.sampled, np.int32), self.now_ns, self.command)
-        expected = self.twin.step(self.sampled, self.now_ns, self.command)
+        expected = self.twin.step(self.sampled, self.now_ns, self.command, self.logprobs)
         assert_same_plan(plan, expected)
         assert_same_outbound(self.outbound, self.twin.outbound)
         self.core.audit()
@@ -167,6 +168,7 @@ class World:
         self.started, self.last_command = True, self.command
         self.was_live = [worker.out("live") == 1 for worker in self.workers]
         self.sampled = [self._sample(rng, faults) for _ in range(len(plan.rows))]
+        self.logprobs = [self._find_logprobs(rng, plan, row) for row in range(len(plan.rows))]
         self.sampling = [
             (int(work["channel"]), int(work["position"])) for work in plan.works if work["row"] != 2**32 - 1
         ]
@@ -198,9 +200,19 @@ class World:
             return rng.choice([-1, self.limits.vocab_size, 2**31 - 1, -(2**31)])
         return rng.randrange(self.limits.vocab_size)
 
+    def _find_logprobs(self, rng: Random, plan: host.Plan, row: int) -> list[Logprob]:
+        """Anything at all: the scheduler only passes it on."""
+        count = int(plan.rows[row]["logprobs"])
+        found = plan.logprobs[row]
+        found["tokens"] = [rng.getrandbits(32) for _ in range(21)]
+        found["logprobs"].view(np.uint32)[:] = [rng.getrandbits(32) for _ in range(21)]
+        found["rank"] = rng.choice([1, 2, 300, 2**24 - 2, 2**24, 2**32 - 1])
+        bits = found["logprobs"].view(np.uint32).tolist()
+        return list(zip(found["tokens"].tolist(), bits, [int(found["rank"])] * count, strict=False))
+
     def _note_given(self) -> None:
-        for owner, token in zip(self.sampling, self.sampled, strict=True):
-            self.given.setdefault(owner, []).append(token)
+        for owner, token, logprobs in zip(self.sampling, self.sampled, self.logprobs, strict=True):
+            self.given.setdefault(owner, []).append((token, logprobs))
 
     def _check(self, plan: host.Plan) -> None:
         limits = self.limits
@@ -275,6 +287,10 @@ class World:
             assert ledger is not None, f"submission {position} got no record"
             assert ledger.last is not None, f"submission {position} never ended"
             given = self.given.get((worker.channel, position), [])
-            vocabulary = range(self.limits.vocab_size)
-            assert ledger.tokens == [token for token in given if token in vocabulary]
+            given = [(token, logprobs) for token, logprobs in given if 0 <= token < self.limits.vocab_size]
+            assert ledger.tokens == [token for token, _ in given]
+            assert ledger.logprobs == [
+                [(token, bits, min(at or rank, 2**24 - 1)) for at, (token, bits, rank) in enumerate(logprobs)]
+                for _, logprobs in given
+            ]
             assert ledger.last[0] != RecordKind.REJECT or not given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 
 from blink_proto import arena
-from blink_proto.arena import Finish
+from blink_proto.arena import Finish, RecordKind
 from dpu_service.channel.client import ChannelClient, LeaseState, News, SharedPrompt
 from dpu_service.channel.errors import ChannelError, LeaseLostError
 from dpu_service.channel.geometry import Geometry
@@ -274,3 +275,103 @@ def test_shm_transport_refuses_what_it_cannot_trust(device: ReplayDevice) -> Non
     shm.close()
     with pytest.raises(TransportError):
         shm.read(0, 8)
+
+
+def logprob_words(token: int, logprob: float, rank: int) -> tuple[int, int]:
+    bits = int.from_bytes(struct.pack("<f", logprob), "little")
+    head = arena.pack_logprob_head(0, RecordKind.LOGPROB, rank & 0xFF, bits)
+    return head, arena.pack_logprob_body(0, rank >> 8, token)
+
+
+def token_words(token: int, position: int, finish: Finish = Finish.NONE) -> tuple[int, int]:
+    return arena.pack_token_head(0, RecordKind.TOKEN, finish, position), arena.pack_token_body(0, 0, token)
+
+
+def wanting_logprobs(device: ReplayDevice, count: int) -> ChannelClient:
+    """A client whose submission 0 wants log-probabilities, on a device that says nothing by itself."""
+    device.script = lambda s: Script([], Finish.NONE)
+    client = attach(device)
+    assert client.submit(SharedPrompt([1, 2], 1), Sampling(10, logprobs=count)) == 0
+    device.turn()
+    return client
+
+
+def test_log_probabilities_come_with_their_tokens(device: ReplayDevice) -> None:
+    """Two sequences through a log of 8 records; one wants two log-probabilities a token, the other none."""
+    device.script = lambda s: Script([10, 20, 30], Finish.STOP)
+    client = attach(device)
+    first = client.submit(SharedPrompt([1], 1), Sampling(5, logprobs=2))
+    second = ask(client, [2])
+    news = poll_until_over(client, device, 2)
+    assert first is not None
+    assert second is not None
+    assert [t for item in news[first] for t in item.tokens] == [10, 20, 30]
+    assert [entries for item in news[first] for entries in item.logprobs] == [
+        [(token, -0.5, 3), (token + 1, -1.0, 1)] for token in (10, 20, 30)
+    ]
+    assert [entries for item in news[second] for entries in item.logprobs] == [[], [], []]
+    assert client.unknown_records == 0
+
+
+def test_a_token_waits_for_its_log_probabilities(device: ReplayDevice) -> None:
+    """The device's cursor and records may be seen between a token and what belongs to it."""
+    client = wanting_logprobs(device, 2)
+    device.write_record(0, *token_words(5, 0))
+    device.write_record(0, *logprob_words(5, -1.5, 300))
+    device.turn()
+    assert client.poll() == []
+    device.write_record(0, *logprob_words(7, -0.25, 1))
+    device.turn()
+    (news,) = client.poll()
+    assert (news.tokens, news.logprobs) == ([5], [[(5, -1.5, 300), (7, -0.25, 1)]])
+
+
+def test_log_probabilities_of_the_last_token(device: ReplayDevice) -> None:
+    client = wanting_logprobs(device, 1)
+    for words in (token_words(5, 0), logprob_words(5, -1, 1), token_words(6, 0, Finish.STOP), logprob_words(6, -2, 2)):
+        device.write_record(0, *words)
+    device.turn()
+    (news,) = client.poll()
+    assert (news.tokens, news.logprobs) == ([5, 6], [[(5, -1, 1)], [(6, -2, 2)]])
+    assert (news.finish, client.tracked) == (Finish.STOP, 0)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [token_words(5, 0), token_words(6, 0), logprob_words(6, -1, 1)],
+        [token_words(5, 0), logprob_words(5, -1, 1), logprob_words(5, -1, 1), token_words(5, 0)],
+        [token_words(5, 0), logprob_words(100, -1, 1)],
+        [token_words(5, 0), logprob_words(5, 0.5, 1)],
+        [token_words(5, 0), logprob_words(5, float("nan"), 1)],
+    ],
+)
+def test_impossible_log_probabilities_are_faults(device: ReplayDevice, records: list[tuple[int, int]]) -> None:
+    client = wanting_logprobs(device, 1)
+    for words in records:
+        device.write_record(0, *words)
+    device.turn()
+    (news,) = client.poll()
+    assert news.finish is Finish.ERROR
+    assert "log-probab" in news.fault
+
+
+def test_log_probabilities_of_no_token_are_counted(device: ReplayDevice) -> None:
+    client = wanting_logprobs(device, 1)
+    device.write_record(0, *logprob_words(5, -1, 1))
+    device.turn()
+    assert client.poll() == []
+    assert client.unknown_records == 1
+
+
+def test_bias_entries_stand_behind_the_prompt(device: ReplayDevice) -> None:
+    device.script = lambda s: Script([1], Finish.STOP)
+    client = attach(device)
+    prompt = SharedPrompt([7, 8, 9], 1, bias=[(3, -100.0), (50, 1.5)])
+    assert client.submit(prompt, Sampling(5, min_p=0.5, min_tokens=2)) == 0
+    assert client.heap.used_tokens == 7
+    device.turn()
+    (submission,) = device.submissions
+    assert submission.prompt == (7, 8, 9)
+    assert submission.bias == ((3, -100.0), (50, 1.5))
+    assert (submission.min_p, submission.min_tokens, submission.repetition_penalty) == (0.5, 2, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 
 import pytest
 
@@ -102,7 +103,25 @@ def test_submit_payload_fields() -> None:
     assert raw[24:32] == b"\xff" * 8
     assert raw[32:40] == b"\x01\0\0\0\x02\0\0\0"
     assert raw[40:48] == b"\x03\0\0\0\x04\0\0\0"
-    assert not any(raw[48:])
+    assert raw[76:80] == struct.pack("<f", 1)
+    assert not any(raw[48:76] + raw[80:])
+
+
+def test_submit_payload_of_what_few_ask_for() -> None:
+    sampling = Sampling(
+        7,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=-1,
+        frequency_penalty=2,
+        min_tokens=3,
+        allow_only=True,
+        logprobs=21,
+    )
+    raw = submit_payload(100, 20, sampling, bias_count=6)
+    assert raw[32:36] == b"\x02\0\0\0"
+    assert raw[72:104] == struct.pack("<ffffIIII", 0.25, 1.5, -1, 2, 21, 120, 6, 3)
+    assert not any(raw[104:])
 
 
 def record(lap: int, kind: int, finish: int, sequence: int, token: int) -> bytes:
@@ -169,4 +188,4 @@ def test_impossible_records_are_faults(bad: Record, left: int) -> None:
 
 
 def test_kinds_cover_the_contract() -> None:
-    assert {kind.name for kind in arena.RecordKind} == {"TOKEN", "END", "REJECT"}
+    assert {kind.name for kind in arena.RecordKind} == {"TOKEN", "END", "REJECT", "LOGPROB"}

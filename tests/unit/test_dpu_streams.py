@@ -248,6 +248,30 @@ def test_what_the_device_is_asked(front: FrontEnd) -> None:
     assert chat.max_tokens == 256 - len(chat.prompt), "what the window leaves"
 
 
+def test_what_few_ask_the_device_for(front: FrontEnd) -> None:
+    ask(
+        front,
+        "completions",
+        min_p=0.25,
+        presence_penalty=-2,
+        frequency_penalty=0.5,
+        repetition_penalty=1.5,
+        min_tokens=3,
+        logit_bias={"9": -100, "0": 1.5},
+        n=2,
+    )
+    first, second = front.device.submissions
+    assert (first.min_p, first.presence_penalty, first.frequency_penalty) == (0.25, -2, 0.5)
+    assert (first.repetition_penalty, first.min_tokens, first.flags) == (1.5, 3, 0)
+    assert first.bias == second.bias == ((0, 1.5), (9, -100))
+    front.device.submissions.clear()
+    ask(front, "chat", allowed_token_ids=[7, 3], logit_bias={"3": 2, "4": 1})
+    ask(front, "chat")
+    allowed, plain = front.device.submissions
+    assert (allowed.bias, allowed.flags) == (((3, 2), (7, 0)), 2)
+    assert (plain.bias, plain.flags, plain.min_p, plain.repetition_penalty, plain.min_tokens) == ((), 0, 0, 1, 0)
+
+
 def test_chunked_framing_ends_cleanly(front: FrontEnd) -> None:
     says(front, tiny_text.byte_ids(b"abc"), every=0.002)
     host, port = front.http.removeprefix("http://").split(":")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 
@@ -29,7 +28,6 @@ from gpu_runtime.kernels.linear import (
     reference_rms_norm,
     rms_norm,
 )
-from gpu_runtime.kernels.sampling import philox, reference_probabilities, sample, uniform
 from gpu_runtime.scheduler import layout
 
 BLOCK = 16
@@ -146,84 +144,6 @@ def test_rope_and_store() -> None:
     assert torch.allclose(caches[0][slots], rotated[1], atol=1e-5)
     assert torch.equal(caches[1][slots], values.view(5, 2, 16))
     assert caches[0].isnan().any(dim=2).sum() == 2 * (32 - 5)
-
-
-# Known answers of Philox4x32-10 from the Random123 distribution (kat_vectors).
-@pytest.mark.parametrize(
-    ("counter", "key", "expected"),
-    [
-        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-        (
-            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-            (0xA4093822, 0x299F31D0),
-            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
-        ),
-    ],
-)
-def test_philox_known_answers(counter: tuple, key: tuple, expected: tuple) -> None:
-    assert philox(counter, key) == expected
-
-
-def test_uniform_is_the_top_53_bits() -> None:
-    word0, word1, *_ = philox((7, 0, 0, 0), (0x89ABCDEF, 0x01234567))
-    assert uniform(0x0123456789ABCDEF, 7) == ((word0 << 32 | word1) >> 11) / 2**53
-
-
-def rows_of(count: int, **fields) -> np.ndarray:
-    rows = np.zeros(count, layout.SampleRow)
-    rows["top_p"] = 1.0
-    for name, value in fields.items():
-        rows[name] = value
-    return rows
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1e-4])
-def test_greedy(temperature: float) -> None:
-    logits = torch.tensor([[0.0, 3.0, 3.0, -1.0], [float("nan"), float("-inf"), -5.0, float("nan")]])
-    assert sample(logits, rows_of(2, temperature=temperature)).tolist() == [1, 2]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_no_numbers(temperature: float) -> None:
-    nan, inf = float("nan"), float("inf")
-    logits = torch.tensor([[nan] * 9, [-inf] * 9, [0.0] * 8 + [inf]])
-    assert sample(logits, rows_of(3, temperature=temperature)).tolist() == [-1, -1, 8]
-
-
-@pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
-    [(1.0, 0, 1.0), (0.5, 0, 1.0), (2.0, 0, 1.0), (1.0, 5, 1.0), (1.0, 0, 0.7), (1.3, 20, 0.5), (100.0, 0, 1.0)],
-)
-def test_distribution(temperature: float, top_k: int, top_p: float) -> None:
-    """Chi-square of 20,000 draws against the reference's probabilities, and nothing outside its support."""
-    torch.manual_seed(1)
-    logits = torch.randn(40) * 3
-    draws = 20000
-    rows = rows_of(draws, temperature=temperature, top_k=top_k, top_p=top_p, seed=42)
-    rows["position"] = np.arange(draws)
-    counts = np.bincount(sample(logits.expand(draws, -1).contiguous(), rows), minlength=40)
-    expected = reference_probabilities(logits, temperature, top_k, top_p).numpy() * draws
-    assert counts[expected == 0].sum() == 0
-    large = expected >= 5
-    rest = expected[~large].sum()
-    chi = ((counts - expected) ** 2)[large] / expected[large]
-    chi = chi.sum() + ((counts[~large].sum() - rest) ** 2 / rest if rest > 0 else 0)
-    freedom = max(1, large.sum() - (rest == 0))
-    assert chi < freedom + 5 * math.sqrt(2 * freedom)
-
-
-def test_draw_depends_on_seed_and_position_alone() -> None:
-    logits = torch.randn(1, 500)
-    row = rows_of(1, temperature=1.0, seed=9, position=77)
-    alone = sample(logits, row)[0]
-    rows = rows_of(64, temperature=0.7, top_k=40, seed=np.arange(64))
-    rows[13] = row[0]
-    crowd = torch.randn(64, 500)
-    crowd[13] = logits[0]
-    assert sample(crowd, rows)[13] == alone
-    others = {int(sample(logits, rows_of(1, temperature=1.0, seed=seed, position=77))[0]) for seed in range(50)}
-    assert len(others) > 10
 
 
 def test_torch_and_the_kernels_share_one_thread_pool() -> None:

@@ -82,8 +82,8 @@ def test_random_text_through_a_sentencepiece_tokenizer() -> None:
         assert "".join(feed_all(bundle.detokenizer(True), ids)) == tokenizer.decode(ids)
 
 
-def choice(bundle: TextBundle, *stops: str) -> ChoiceText:
-    return ChoiceText(bundle.detokenizer(True), stops)
+def choice(bundle: TextBundle, *stops: str, min_tokens: int = 0) -> ChoiceText:
+    return ChoiceText(bundle.detokenizer(True), stops, min_tokens)
 
 
 def test_the_stop_token_is_counted_and_not_shown(bundle: TextBundle) -> None:
@@ -122,3 +122,11 @@ def test_the_fast_way_is_taken_for_byte_level_vocabularies(bundle: TextBundle) -
 def test_broken_bundles(files: dict[str, bytes]) -> None:
     with pytest.raises(BundleError):
         TextBundle(files)
+
+
+@pytest.mark.parametrize(("min_tokens", "shown"), [(0, ""), (1, "a"), (2, "ab"), (5, "abcab"), (6, "abcabc")])
+def test_stop_strings_count_only_after_min_tokens(bundle: TextBundle, min_tokens: int, shown: str) -> None:
+    """In "abcabc", a token a letter: a stop string counts when all of it comes after the first tokens."""
+    text = choice(bundle, "ab", "bc", "c", min_tokens=min_tokens)
+    found = "".join(text.feed(tiny_text.byte_ids(piece), Finish.NONE) for piece in (b"ab", b"ca", b"bc"))
+    assert found == shown

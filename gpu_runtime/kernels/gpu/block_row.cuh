@@ -1,7 +1,8 @@
 // The GPU's executor of `kernels/sampling_core.h`: one block of kThreads threads for a row.
 //
 // A row is parted into as many runs of consecutive tokens as the block has warps. A warp goes through its run in chunks
-// of 32 * 4 tokens, four 16-byte loads a lane ahead of their use. Parts begin at 16-byte boundaries, wherever the row does.
+// of 32 * 4 tokens, four 16-byte loads a lane ahead of their use. Parts begin at 16-byte boundaries, wherever the row
+// does.
 #pragma once
 #include <cstdint>
 
@@ -11,7 +12,7 @@ constexpr uint32_t kThreads = 1024;
 constexpr uint32_t kWarpLanes = 32;
 constexpr uint32_t kWarps = kThreads / kWarpLanes;
 constexpr uint32_t kChunk = kWarpLanes * 4;
-constexpr uint32_t kAhead = 4;
+constexpr uint32_t kAhead = 2;
 constexpr uint32_t kAll = 0xFFFFFFFFu;
 
 // What the threads share while a member runs.
@@ -34,17 +35,32 @@ struct BlockRow {
   template <class Step>
   __device__ void walk(const float* row, uint32_t size, Step step) const {
     const Span span(row, size);
-    const uint32_t begin = warp() * span.part;
-    uint32_t at = begin + lane() * 4;
-    const uint32_t end = begin + span.part;
-    for (; at + (kAhead - 1) * kChunk < end; at += kAhead * kChunk) {
-      float4 loaded[kAhead];
+    uint32_t at = warp() * span.part;  // of the warp
+    const uint32_t end = at + span.part < span.end ? at + span.part : span.end;
+    while (at < end) {
+      if (at >= span.skew && at + kAhead * kChunk <= end) {
+        float4 loaded[kAhead];
 #pragma unroll
-      for (uint32_t k = 0; k < kAhead; ++k) loaded[k] = span.load(at + k * kChunk);
+        for (uint32_t k = 0; k < kAhead; ++k) loaded[k] = span.whole(at + k * kChunk + lane() * 4);
 #pragma unroll
-      for (uint32_t k = 0; k < kAhead; ++k) span.use(at + k * kChunk, loaded[k], step);
+        for (uint32_t k = 0; k < kAhead; ++k) {
+          const uint32_t i = at + k * kChunk + lane() * 4 - span.skew;
+          step(i, loaded[k].x);
+          step(i + 1, loaded[k].y);
+          step(i + 2, loaded[k].z);
+          step(i + 3, loaded[k].w);
+        }
+        at += kAhead * kChunk;
+      } else {  // the ends of the row
+        const float4 loaded = span.load(at + lane() * 4);
+#pragma unroll 1
+        for (uint32_t k = 0; k < 4; ++k) {
+          const float x = k < 2 ? (k == 0 ? loaded.x : loaded.y) : (k == 2 ? loaded.z : loaded.w);
+          if (span.holds(at + lane() * 4 + k)) step(at + lane() * 4 + k - span.skew, x);
+        }
+        at += kChunk;
+      }
     }
-    for (; at < end; at += kChunk) span.use(at, span.load(at), step);
   }
 
   __device__ uint64_t max(uint64_t x) const {
@@ -115,6 +131,7 @@ struct BlockRow {
   }
 
   __device__ uint32_t add(uint32_t* word, uint32_t x) const { return atomicAdd(word, x); }
+  __device__ float add(float* word, float x) const { return atomicAdd(word, x); }
 
  private:
   __device__ static uint32_t lane() { return threadIdx.x % kWarpLanes; }
@@ -136,24 +153,12 @@ struct BlockRow {
 
     __device__ bool holds(uint32_t at) const { return at >= skew && at < end; }
 
-    __device__ float4 load(uint32_t at) const {
-      if (at >= skew && at + 4 <= end) return *reinterpret_cast<const float4*>(base + at);
-      return make_float4(one(at), one(at + 1), one(at + 2), one(at + 3));
-    }
+    __device__ float4 whole(uint32_t at) const { return *reinterpret_cast<const float4*>(base + at); }
 
-    template <class Step>
-    __device__ void use(uint32_t at, const float4& x, Step& step) const {
-      if (at >= skew && at + 4 <= end) {
-        step(at - skew, x.x);
-        step(at + 1 - skew, x.y);
-        step(at + 2 - skew, x.z);
-        step(at + 3 - skew, x.w);
-        return;
-      }
-      if (holds(at)) step(at - skew, x.x);
-      if (holds(at + 1)) step(at + 1 - skew, x.y);
-      if (holds(at + 2)) step(at + 2 - skew, x.z);
-      if (holds(at + 3)) step(at + 3 - skew, x.w);
+    // Zero at places that are not the row's.
+    __device__ float4 load(uint32_t at) const {
+      if (at >= skew && at + 4 <= end) return whole(at);
+      return make_float4(one(at), one(at + 1), one(at + 2), one(at + 3));
     }
 
    private:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +22,8 @@ def _kernel() -> Kernel:
 
 
 def sample_rows(logits: torch.Tensor, plan: DevicePlan, rows_max: int) -> None:
-    """Writes the token of each of the plan's rows into `plan.sampled`; same tokens as `kernels.sampling.sample`.
+    """Writes the token of each of the plan's rows into `plan.sampled`, and log-probabilities into `plan.slots.logprobs`
+    for rows that ask for them; same tokens as `kernels.sampling.sample`.
 
     May be captured: how many rows there are, and how each is sampled, is read on the device. Reads nothing before the
     kernel in front has ended when that allows an early start (programmatic dependent launch).
@@ -31,18 +33,33 @@ def sample_rows(logits: torch.Tensor, plan: DevicePlan, rows_max: int) -> None:
         rows_max: rows that the plan may have.
 
     Raises:
-        ValueError: shapes or type do not fit.
+        ValueError: shapes or type do not fit, or the plan has no slots.
     """
+    slots = plan.slots
+    if slots is None:
+        raise ValueError("this plan has nothing to sample from")
     rows, vocabulary = logits.shape
     if logits.dtype != torch.float32 or not logits.is_contiguous() or not 0 < rows_max <= rows:
         raise ValueError(f"logits must be contiguous float32 with at least {rows_max} rows, not {list(logits.shape)}")
     if vocabulary > MAX_VOCABULARY or rows_max > len(plan.sampled):
         raise ValueError(f"{rows_max} rows of {vocabulary} tokens are more than the sampling kernel or the plan hold")
-    pointers = [ctypes.c_void_p(each.data_ptr()) for each in (plan.header, plan.rows, logits)]
+    adjusted = torch.empty_like(logits[:rows_max])  # only rows with bias or penalties touch it
+    step = (plan.header, plan.rows, logits)
+    by_slot, results = (slots.extras, slots.bias, slots.history), (adjusted, slots.logprobs, plan.sampled)
     _kernel().launch(
         torch.cuda.current_stream().cuda_stream,
         grid=(rows_max, 1, 1),
         block=_THREADS,
-        args=[*pointers, ctypes.c_uint32(vocabulary), ctypes.c_void_p(plan.sampled.data_ptr())],
+        args=[
+            *_pointers(step),
+            ctypes.c_uint32(vocabulary),
+            *_pointers(by_slot),
+            ctypes.c_uint32(slots.history.shape[1]),
+            *_pointers(results),
+        ],
         programmatic=False,  # so that the scheduler behind it may start early and read what came before sampling
     )
+
+
+def _pointers(tensors: Sequence[torch.Tensor]) -> list[ctypes.c_void_p]:
+    return [ctypes.c_void_p(each.data_ptr()) for each in tensors]

@@ -1,0 +1,48 @@
+"""What a request adds to logits: `logit_bias` and `allowed_token_ids`, as the device's bias entries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blink_proto import arena
+from dpu_service.api.errors import bad_value
+
+MAX_BIAS_VALUE = 100.0
+
+
+@dataclass(frozen=True)
+class Bias:
+    """(token, value) with ascending tokens; with `allow_only` no other token may be sampled."""
+
+    entries: tuple[tuple[int, float], ...] = ()
+    allow_only: bool = False
+
+
+def read_bias(logit_bias: dict[str, float] | None, allowed: list[int] | None, vocab_size: int) -> Bias:
+    """Checks both. A token that is not allowed needs no bias.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    values = _values(logit_bias or {}, vocab_size)
+    if allowed is not None:
+        if not allowed:
+            raise bad_value("allowed_token_ids", "'allowed_token_ids' must name at least one token")
+        if not all(0 <= token < vocab_size for token in allowed):
+            raise bad_value("allowed_token_ids", f"'allowed_token_ids' must be at least 0 and below {vocab_size}")
+        values = {token: values.get(token, 0.0) for token in allowed}
+    if len(values) > arena.MAX_BIAS:
+        param = "logit_bias" if allowed is None else "allowed_token_ids"
+        raise bad_value(param, f"'{param}' may name at most {arena.MAX_BIAS} tokens")
+    return Bias(tuple(sorted(values.items())), allowed is not None)
+
+
+def _values(logit_bias: dict[str, float], vocab_size: int) -> dict[int, float]:
+    values = {}
+    for key, value in logit_bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 12 and int(key) < vocab_size):
+            raise bad_value("logit_bias", f"'logit_bias' must name token ids from 0 to {vocab_size - 1}")
+        if not -MAX_BIAS_VALUE <= value <= MAX_BIAS_VALUE:
+            raise bad_value("logit_bias", f"values of 'logit_bias' must be between ±{MAX_BIAS_VALUE:g}")
+        values[int(key)] = value
+    return values

@@ -1,0 +1,91 @@
+// What a submission changes about the logits before one is drawn: bias, allowed tokens, penalties, masked stop tokens.
+// Written on the executor of `sampling_core.h`.
+#pragma once
+#include "kernels/sampling_core.h"
+
+namespace blink::sampling {
+
+// What belongs to one row of logits.
+struct Row {
+  const float* logits;  // [vocab]
+  uint32_t vocab;
+  layout::SampleRow how;
+  const layout::SampleExtras* extras;  // of the row's slot, like the rest
+  const layout::BiasEntry* bias;       // [extras->bias_count]
+  const uint32_t* history;             // [how.position]
+  float* adjusted;                     // [vocab] room for the changed logits
+
+  BLINK_FN bool has(layout::RowFlag flag) const { return (how.flags & static_cast<uint32_t>(flag)) != 0; }
+};
+
+// A token's logit after the bias. Every change starts from here, so that threads that meet the same token in the
+// history write the same value.
+BLINK_FN float biased(const Row& row, uint32_t token) {
+  uint32_t low = 0;
+  uint32_t high = row.extras->bias_count;
+  while (low < high) {
+    const uint32_t middle = (low + high) / 2;
+    if (row.bias[middle].token < token) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  const bool found = low < row.extras->bias_count && row.bias[low].token == token;
+  if (found) return row.logits[token] + row.bias[low].value;
+  return row.extras->allow_only ? minus_infinity() : row.logits[token];
+}
+
+BLINK_FN float repeated(float logit, float penalty) {
+  if (penalty == 1.0f) return logit;
+  return logit > 0.0f ? logit / penalty : product(logit, penalty);
+}
+
+// Repetition penalty for all tokens of the history, presence and frequency penalty for the generated ones.
+template <class Exec>
+BLINK_FN void penalise(const Exec& exec, const Row& row) {
+  const layout::SampleExtras& extras = *row.extras;
+  const uint32_t prompt = extras.prompt_tokens;
+  const uint32_t generated = row.how.position - prompt;
+  const auto once = [&](uint32_t token, float presence) {
+    if (token < row.vocab) row.adjusted[token] = repeated(biased(row, token), extras.repetition_penalty) - presence;
+  };
+  if (extras.repetition_penalty != 1.0f) {
+    exec.each(prompt, [&](uint32_t i) { once(row.history[i], 0.0f); });
+    exec.barrier();  // a token of the prompt may have been generated too: that counts
+  }
+  if (extras.repetition_penalty != 1.0f || extras.presence_penalty != 0.0f) {
+    exec.each(generated, [&](uint32_t i) { once(row.history[prompt + i], extras.presence_penalty); });
+    exec.barrier();
+  }
+  if (extras.frequency_penalty != 0.0f) {
+    exec.each(generated, [&](uint32_t i) {
+      const uint32_t token = row.history[prompt + i];
+      if (token < row.vocab) exec.add(&row.adjusted[token], -extras.frequency_penalty);
+    });
+    exec.barrier();
+  }
+}
+
+// Fills row.adjusted: allowed tokens and bias, then penalties, then the stop tokens that may not come yet.
+template <class Exec>
+BLINK_APART void adjust(const Exec& exec, const Row& row) {
+  const layout::SampleExtras& extras = *row.extras;
+  const bool allow_only = extras.allow_only != 0;
+  exec.walk(row.logits, row.vocab,
+            [&](uint32_t token, float logit) { row.adjusted[token] = allow_only ? minus_infinity() : logit; });
+  exec.barrier();
+  exec.each(extras.bias_count, [&](uint32_t i) {
+    const layout::BiasEntry entry = row.bias[i];
+    if (entry.token < row.vocab) row.adjusted[entry.token] = row.logits[entry.token] + entry.value;
+  });
+  exec.barrier();
+  penalise(exec, row);
+  if (!row.has(layout::RowFlag::MASK_STOPS)) return;
+  exec.each(extras.stop_count, [&](uint32_t i) {
+    if (extras.stop_tokens[i] < row.vocab) row.adjusted[extras.stop_tokens[i]] = minus_infinity();
+  });
+  exec.barrier();
+}
+
+}  // namespace blink::sampling

@@ -1,0 +1,1 @@
+"""Device code on emulated threads, for machines without a device."""

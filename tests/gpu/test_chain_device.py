@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,44 @@ SIZES = {
 }
 
 
+class Shared:
+    """One chain for many tests. While it runs, nothing may be freed on its device, and so no other one set up."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._chain: LocalChain | None = None
+
+    def chain(self, folder: Path, device: str) -> LocalChain:
+        """The small model in float32; started where it does not run."""
+        if self._chain is None:
+            self._chain = self._stack.enter_context(local_chain(folder, device, dtype="float32", **SIZES))
+        return self._chain
+
+    def stop(self) -> None:
+        """Ends it, if it runs."""
+        self._chain = None
+        self._stack.close()
+
+
 @pytest.fixture(scope="module")
-def exact(device: str, small_model: Path) -> Iterator[LocalChain]:
+def shared() -> Iterator[Shared]:
+    """Ends with the module."""
+    made = Shared()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def exact(shared: Shared, device: str, small_model: Path) -> LocalChain:
     """The small model in float32."""
-    with local_chain(small_model, device, dtype="float32", **SIZES) as started:
-        yield started
+    return shared.chain(small_model, device)
+
+
+@pytest.fixture
+def own_device(shared: Shared, device: str) -> str:
+    """The device, on which no other chain runs."""
+    shared.stop()
+    return device
 
 
 @pytest.fixture
@@ -84,26 +118,26 @@ def test_crowd_equals_alone(front: Front) -> None:
         ("Qwen3", {"head_dim": 96}),
     ],
 )
-def test_tokens_of_transformers(device: str, tmp_path: Path, family: str, changes: dict[str, int]) -> None:
+def test_tokens_of_transformers(own_device: str, tmp_path: Path, family: str, changes: dict[str, int]) -> None:
     """Greedy tokens in float32 are those of transformers on the CPU, for every family."""
     folder, texts = save_small(tmp_path, family, **changes), prompts(12)
-    with local_chain(folder, device, dtype="float32", kv_tokens=4096, max_running=16, token_budget=64) as chain:
+    with local_chain(folder, own_device, dtype="float32", kv_tokens=4096, max_running=16, token_budget=64) as chain:
         answers = together(chain.front(), texts, 20)
     model = reference.load(folder)
     assert answers == [reference.greedy(model, text, 20) for text in texts]
 
 
-def test_bfloat16_differs_at_near_ties_only(device: str, small_model: Path) -> None:
+def test_bfloat16_differs_at_near_ties_only(own_device: str, small_model: Path) -> None:
     """In bfloat16 each token, given those before it, is the best one or as good as the best within rounding.
 
     The reference computes in float32 with the same rounded weights. "Within rounding": below the best by at most twice
     the largest error that transformers' own bfloat16 run makes in a logit, once for each of the two logits. 95 % of the
     tokens must be the very best one (transformers' own run: 98 %). Crowd and alone are both held to that.
     """
-    if device == "cpu":
+    if own_device == "cpu":
         pytest.skip("the soft GPU computes in float32")
     texts = prompts(64)
-    with local_chain(small_model, device, dtype="bfloat16", **SIZES) as chain:
+    with local_chain(small_model, own_device, dtype="bfloat16", **SIZES) as chain:
         front = chain.front()
         runs = [together(front, texts, 24), alone(front, texts, 24)]
     model = reference.Rounded.load(small_model)
@@ -116,10 +150,12 @@ def test_bfloat16_differs_at_near_ties_only(device: str, small_model: Path) -> N
         assert float((shortfalls == 0).float().mean()) >= 0.95
 
 
-def test_smollm2_in_float32(device: str, real_model: Path) -> None:
+def test_smollm2_in_float32(own_device: str, real_model: Path) -> None:
     """SmolLM2-135M: greedy tokens are those of transformers on the CPU, in company."""
     texts = prompts(8, 49152)
-    with local_chain(real_model, device, dtype="float32", kv_tokens=8192, max_running=16, token_budget=256) as chain:
+    with local_chain(
+        real_model, own_device, dtype="float32", kv_tokens=8192, max_running=16, token_budget=256
+    ) as chain:
         answers = together(chain.front(), texts, 16)
     model = reference.load(real_model)
     assert answers == [reference.greedy(model, text, 16) for text in texts]
@@ -175,10 +211,10 @@ def test_a_front_end_that_falls_silent(exact: LocalChain, front: Front) -> None:
     next_one.give_back()
 
 
-def test_a_log_that_nobody_reads(device: str, small_model: Path) -> None:
+def test_a_log_that_nobody_reads(own_device: str, small_model: Path) -> None:
     """A full log holds its own channel up and no other, and loses nothing."""
     sizes = {**SIZES, "log_slots": 256, "lease_timeout_seconds": 30.0}
-    with local_chain(small_model, device, dtype="float32", **sizes) as chain:
+    with local_chain(small_model, own_device, dtype="float32", **sizes) as chain:
         lazy, busy = chain.front(0), chain.front(1)
         texts = prompts(32)
         held = [lazy.submit(text, 64) for text in texts]
@@ -206,11 +242,11 @@ def test_drain_and_resume(exact: LocalChain, front: Front) -> None:
     assert len(late.tokens) == 8
 
 
-def test_stop_and_restart(device: str, small_model: Path) -> None:
+def test_stop_and_restart(own_device: str, small_model: Path) -> None:
     """A stopped chain ends in order with sequences running; the next one gives the same answers."""
     texts, answers = prompts(8), []
     for _ in range(2):
-        with local_chain(small_model, device, dtype="float32", **SIZES) as chain:
+        with local_chain(small_model, own_device, dtype="float32", **SIZES) as chain:
             front = chain.front()
             answers.append(together(front, texts, 12))
             for text in texts:

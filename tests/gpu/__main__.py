@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -61,18 +64,28 @@ def run(area: Area, options: list[str], seconds: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", str(area.file), "-rs", f"--junitxml={report}", *options]
-        process = subprocess.Popen(command, cwd=ROOT)
+        process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
         try:
             status = process.wait(max(seconds, 1))
             if not report.is_file() or status not in (0, 1, NOTHING_COLLECTED):
                 _fail(area, f"pytest ended with status {status}")
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            _kill(process)
             _fail(area, f"killed after {seconds:.0f} s")
         if report.is_file():
             read_report(area, report)
     area.seconds = time.monotonic() - began
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """With what it has started; SIGINT first, so that fixtures stop their servers."""
+    for number, patience in ((signal.SIGINT, 10.0), (signal.SIGKILL, 5.0)):
+        os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+            break
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def read_report(area: Area, report: Path) -> None:

@@ -48,18 +48,19 @@ class Hostile:
         record = submission(0, 5, 3)
         for _ in range(self._random.randint(1, 2)):
             name = self._random.choice([n for n in arena.SUBMIT_RECORD_OFFSETS if n not in ("commit", "reserved")])
-            values = _ANY_FLOAT if name in ("temperature", "top_p") else _ANY_WORD
+            values = _ANY_FLOAT if arena.SubmitRecord[name].kind == "f" else _ANY_WORD
             record[name] = self._random.choice(values)
         self._append(record)
 
     def _valid(self) -> None:
-        """A right submission over whatever the heap holds."""
-        start = self._random.randrange(self._front.sizes.heap_tokens - 64)
-        sampling: dict[str, Any] = {
-            "temperature": self._random.choice((0.0, 0.7, 1.5)),
-            "top_k": self._random.choice((0, 5)),
-        }
-        self._append(submission(start, self._random.randint(1, 64), self._random.randint(1, 20), **sampling))
+        """A right submission over whatever the heap holds, with all that can be asked of the sampler."""
+        any_of, start = self._random.choice, self._random.randrange(self._front.sizes.heap_tokens - 64)
+        sampling: dict[str, Any] = {"temperature": any_of((0.0, 0.7, 1.5)), "top_k": any_of((0, 5))}
+        record = submission(start, self._random.randint(1, 64), self._random.randint(1, 20), **sampling)
+        record["min_p"], record["repetition_penalty"] = any_of((0.0, 0.1)), any_of((0.0, 1.3))
+        record["presence_penalty"], record["frequency_penalty"] = any_of((0.0, -2.0)), any_of((0.0, 0.5))
+        record["logprobs"], record["min_tokens"] = any_of((0, 1, 21)), any_of((0, 1))
+        self._append(record)
 
     def _cancel(self) -> None:
         position = self._front.submit_position

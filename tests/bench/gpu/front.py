@@ -249,6 +249,8 @@ class Front:
         return records if right.all() else records[: int(right.argmin())]
 
     def _give(self, sequence: int, kind: int, finish: int, detail: int, token: int) -> None:
+        if kind == RecordKind.LOGPROB:
+            return  # belongs to the token before it, which has been given
         generation = self.generations.get(sequence)
         if generation is None:
             self.unknown += 1

@@ -108,6 +108,105 @@ def test_crowd_equals_alone(front: Front) -> None:
     assert crowd == alone(front, texts, 24)
 
 
+def test_long_prompts_in_chunks(front: Front) -> None:
+    """Prompts longer than a step's budget, beside decodes: the same tokens as without company."""
+    texts = [token_prompt(400 - index, VOCABULARY, index) for index in range(8)]
+    crowd = together(front, texts + prompts(16), 16)
+    assert crowd == alone(front, texts + prompts(16), 16)
+
+
+def test_sampling_repeats_by_its_seed(front: Front) -> None:
+    """A seeded draw is the same alone and in a crowd, and another seed draws something else."""
+    text = prompts(40)[39]
+    drawn = [front.submit(text, 24, temperature=1.0, top_p=0.9, top_k=40, seed=seed) for seed in (1, 1, 2, 3)]
+    front.run(drawn + [front.submit(one, 24) for one in prompts(32)])
+    front.run([single := front.submit(text, 24, temperature=1.0, top_p=0.9, top_k=40, seed=1)])
+    assert drawn[0].tokens == drawn[1].tokens == single.tokens
+    assert len({tuple(one.tokens) for one in drawn}) == 3
+
+
+def test_cancels(front: Front) -> None:
+    """Cancelled sequences end at once, the others with their own tokens; afterwards all blocks are free."""
+    texts = prompts(64)
+    made = [front.submit(text, 900) for text in texts]
+    front.wait(lambda: all(one.tokens for one in made[:32]), 30, "no tokens", poll=True)
+    for one in made[::2]:
+        front.cancel(one)
+    front.run(made)
+    assert {one.finish for one in made[1::2]} == {Finish.LENGTH}
+    assert {one.finish for one in made[::2]} <= {Finish.CANCELLED, Finish.LENGTH}
+    assert Finish.CANCELLED in {one.finish for one in made[::2]}
+    front.run([again := front.submit(texts[1], 900)])
+    assert again.tokens == made[1].tokens
+    wait_until_empty(front)
+
+
+def test_a_front_end_that_falls_silent(exact: LocalChain, front: Front) -> None:
+    """Its lease ends, its sequences are gone, and the next lease of the channel begins with a clean log."""
+    silent = exact.front(channel=1)
+    for text in prompts(32):
+        silent.submit(text, 900)
+    other = front.submit(prompts(3)[2], 20)
+    front.run([other])
+    front.wait(lambda: not int(silent.words()["live"]), 15, "the silent lease goes on", poll=True)
+    wait_until_empty(front)
+    next_one = exact.front(channel=1)
+    assert next_one.lease == silent.lease + 1
+    next_one.run([same := next_one.submit(prompts(3)[2], 20)])
+    assert same.tokens == other.tokens
+    assert next_one.unknown == 0
+    next_one.give_back()
+
+
+def test_drain_and_resume(exact: LocalChain, front: Front) -> None:
+    """Draining finishes what runs and takes nothing; afterwards submissions that waited are taken."""
+    running = [front.submit(text, 900) for text in prompts(16)]
+    front.wait(lambda: all(one.tokens for one in running), 30, "no tokens", poll=True)
+    exact.chain.command(layout.Command.DRAIN)
+    front.wait(lambda: front.telemetry()["state"] == DeviceState.DRAINING, 10, "it does not drain", poll=True)
+    late = front.submit(prompts(5)[4], 8)
+    front.run(running)
+    assert {len(one.tokens) for one in running} == {900}
+    time.sleep(0.2)
+    front.poll()
+    assert not late.tokens
+    exact.chain.command(layout.Command.RUN)
+    front.run([late])
+    assert len(late.tokens) == 8
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_hostile_front_end(exact: LocalChain, front: Front, seed: int) -> None:
+    """Whatever one channel writes, the chain goes on and the other channel gets its tokens; every submission of the
+    hostile one is answered or cancelled, and nothing stays behind."""
+    texts = prompts(16)
+    expected = together(front, texts, 24)
+    hostile_front = exact.front(channel=2)
+    hostile = Hostile(hostile_front, VOCABULARY, seed)
+    for _ in range(10):
+        made = [front.submit(text, 24) for text in texts]
+        hostile.play(40)
+        front.run(made)
+        assert [one.tokens for one in made] == expected
+        assert not exact.chain.ended()
+    assert hostile.submitted > 100
+    taken = hostile_front.submit_position
+    hostile_front.wait(lambda: int(hostile_front.words()["submit_read"]) == taken, 20, "not all taken", poll=True)
+    assert int(hostile_front.words()["rejected"]) > 0
+    assert int(hostile_front.words()["protocol_errors"]) > 0
+    hostile_front.give_back()
+    wait_until_empty(front)
+
+
+def test_refusals_name_the_reason(front: Front) -> None:
+    """A submission that can never run is refused with its own code, in its place in the log."""
+    good, bad = front.submit([5, 6, 7], 4), front.submit([5, VOCABULARY, 7], 4)
+    too_long = front.submit([5] * 600, 600)
+    front.run([good, bad, too_long])
+    assert [one.kind for one in (good, bad, too_long)] == [RecordKind.TOKEN, RecordKind.REJECT, RecordKind.REJECT]
+    assert [one.error.name for one in (bad, too_long)] == ["BAD_TOKEN", "CONTEXT_LENGTH"]
+
+
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
@@ -161,56 +260,6 @@ def test_smollm2_in_float32(own_device: str, real_model: Path) -> None:
     assert answers == [reference.greedy(model, text, 16) for text in texts]
 
 
-def test_long_prompts_in_chunks(front: Front) -> None:
-    """Prompts longer than a step's budget, beside decodes: the same tokens as without company."""
-    texts = [token_prompt(400 - index, VOCABULARY, index) for index in range(8)]
-    crowd = together(front, texts + prompts(16), 16)
-    assert crowd == alone(front, texts + prompts(16), 16)
-
-
-def test_sampling_repeats_by_its_seed(front: Front) -> None:
-    """A seeded draw is the same alone and in a crowd, and another seed draws something else."""
-    text = prompts(40)[39]
-    drawn = [front.submit(text, 24, temperature=1.0, top_p=0.9, top_k=40, seed=seed) for seed in (1, 1, 2, 3)]
-    front.run(drawn + [front.submit(one, 24) for one in prompts(32)])
-    front.run([single := front.submit(text, 24, temperature=1.0, top_p=0.9, top_k=40, seed=1)])
-    assert drawn[0].tokens == drawn[1].tokens == single.tokens
-    assert len({tuple(one.tokens) for one in drawn}) == 3
-
-
-def test_cancels(front: Front) -> None:
-    """Cancelled sequences end at once, the others with their own tokens; afterwards all blocks are free."""
-    texts = prompts(64)
-    made = [front.submit(text, 900) for text in texts]
-    front.wait(lambda: all(one.tokens for one in made[:32]), 30, "no tokens", poll=True)
-    for one in made[::2]:
-        front.cancel(one)
-    front.run(made)
-    assert {one.finish for one in made[1::2]} == {Finish.LENGTH}
-    assert {one.finish for one in made[::2]} <= {Finish.CANCELLED, Finish.LENGTH}
-    assert Finish.CANCELLED in {one.finish for one in made[::2]}
-    front.run([again := front.submit(texts[1], 900)])
-    assert again.tokens == made[1].tokens
-    wait_until_empty(front)
-
-
-def test_a_front_end_that_falls_silent(exact: LocalChain, front: Front) -> None:
-    """Its lease ends, its sequences are gone, and the next lease of the channel begins with a clean log."""
-    silent = exact.front(channel=1)
-    for text in prompts(32):
-        silent.submit(text, 900)
-    other = front.submit(prompts(3)[2], 20)
-    front.run([other])
-    front.wait(lambda: not int(silent.words()["live"]), 15, "the silent lease goes on", poll=True)
-    wait_until_empty(front)
-    next_one = exact.front(channel=1)
-    assert next_one.lease == silent.lease + 1
-    next_one.run([same := next_one.submit(prompts(3)[2], 20)])
-    assert same.tokens == other.tokens
-    assert next_one.unknown == 0
-    next_one.give_back()
-
-
 def test_a_log_that_nobody_reads(own_device: str, small_model: Path) -> None:
     """A full log holds its own channel up and no other, and loses nothing."""
     sizes = {**SIZES, "log_slots": 256, "lease_timeout_seconds": 30.0}
@@ -223,23 +272,6 @@ def test_a_log_that_nobody_reads(own_device: str, small_model: Path) -> None:
         assert written - lazy.log_position <= 256
         lazy.run(held)
         assert [one.tokens for one in held] == answers
-
-
-def test_drain_and_resume(exact: LocalChain, front: Front) -> None:
-    """Draining finishes what runs and takes nothing; afterwards submissions that waited are taken."""
-    running = [front.submit(text, 900) for text in prompts(16)]
-    front.wait(lambda: all(one.tokens for one in running), 30, "no tokens", poll=True)
-    exact.chain.command(layout.Command.DRAIN)
-    front.wait(lambda: front.telemetry()["state"] == DeviceState.DRAINING, 10, "it does not drain", poll=True)
-    late = front.submit(prompts(5)[4], 8)
-    front.run(running)
-    assert {len(one.tokens) for one in running} == {900}
-    time.sleep(0.2)
-    front.poll()
-    assert not late.tokens
-    exact.chain.command(layout.Command.RUN)
-    front.run([late])
-    assert len(late.tokens) == 8
 
 
 def test_stop_and_restart(own_device: str, small_model: Path) -> None:
@@ -255,38 +287,6 @@ def test_stop_and_restart(own_device: str, small_model: Path) -> None:
             front.wait(chain.chain.ended, 10, "the chain goes on")
             assert front.telemetry()["state"] == DeviceState.STOPPED
     assert answers[0] == answers[1]
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_hostile_front_end(exact: LocalChain, front: Front, seed: int) -> None:
-    """Whatever one channel writes, the chain goes on and the other channel gets its tokens; every submission of the
-    hostile one is answered or cancelled, and nothing stays behind."""
-    texts = prompts(16)
-    expected = together(front, texts, 24)
-    hostile_front = exact.front(channel=2)
-    hostile = Hostile(hostile_front, VOCABULARY, seed)
-    for _ in range(10):
-        made = [front.submit(text, 24) for text in texts]
-        hostile.play(40)
-        front.run(made)
-        assert [one.tokens for one in made] == expected
-        assert not exact.chain.ended()
-    assert hostile.submitted > 100
-    taken = hostile_front.submit_position
-    hostile_front.wait(lambda: int(hostile_front.words()["submit_read"]) == taken, 20, "not all taken", poll=True)
-    assert int(hostile_front.words()["rejected"]) > 0
-    assert int(hostile_front.words()["protocol_errors"]) > 0
-    hostile_front.give_back()
-    wait_until_empty(front)
-
-
-def test_refusals_name_the_reason(front: Front) -> None:
-    """A submission that can never run is refused with its own code, in its place in the log."""
-    good, bad = front.submit([5, 6, 7], 4), front.submit([5, VOCABULARY, 7], 4)
-    too_long = front.submit([5] * 600, 600)
-    front.run([good, bad, too_long])
-    assert [one.kind for one in (good, bad, too_long)] == [RecordKind.TOKEN, RecordKind.REJECT, RecordKind.REJECT]
-    assert [one.error.name for one in (bad, too_long)] == ["BAD_TOKEN", "CONTEXT_LENGTH"]
 
 
 def wait_until_empty(front: Front) -> None:

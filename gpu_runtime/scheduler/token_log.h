@@ -27,7 +27,9 @@ struct Record {
 // Records that each token of a sequence takes in its log.
 BLINK_FN uint32_t records_per_token(const Sequence& sequence) { return 1 + sequence.logprobs; }
 
-BLINK_FN uint64_t lap_of(const State& state, uint64_t at) { return 1 + rounds_before(at, state.config.log_slots) % 65535; }
+BLINK_FN uint64_t lap_of(const State& state, uint64_t at) {
+  return 1 + rounds_before(at, state.config.log_slots) % 65535;
+}
 
 // Each word carries the lap, so that a reader needs no order between the two.
 BLINK_FN void write_words(const State& state, uint32_t channel, uint64_t at, uint64_t head, uint64_t body) {

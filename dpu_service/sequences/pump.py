@@ -184,11 +184,14 @@ class Pump:
         elif self.client.state is LeaseState.ASKED:
             self._take_lease(now)
         else:
-            news = self.client.poll()
-            if news:
-                self._last_news = now
-                self._deliver(news)
+            self._take_news(now)
             self._submit_queued()
+
+    def _take_news(self, now: float) -> None:
+        news = self.client.poll()
+        if news:
+            self._last_news = now
+            self._deliver(news)
 
     def _take_lease(self, now: float) -> None:
         if self.client.take_lease():
@@ -207,6 +210,8 @@ class Pump:
         log.info("device health", extra={"fields": {"from": self.health.value, "to": health.value}})
         self.health = health
         if health.is_lost:
+            if self.client.state is LeaseState.LIVE:
+                self._take_news(now)  # what the device wrote before it ended counts
             self.fail_all(DeviceUnavailableError(f"the device is gone ({health.value})"))
         self._on_change()
 

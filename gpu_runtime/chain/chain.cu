@@ -103,25 +103,44 @@ extern "C" __global__ void blink_poll(const State* state, ChainBoard* board) {
 }
 
 // Last node of every graph: the scheduler. 256 threads; shared memory: hot_bytes(). Launched with programmatic
-// dependent launch: it starts when sampling does. Sampling itself does not start before everything in front of it has
-// ended, so that what the scheduler reads early is no longer written by anybody.
-extern "C" __global__ void __launch_bounds__(256) blink_tail(ColdArrays cold, ChainBoard* board) {
+// dependent launch: it starts when sampling does, and rehearses meanwhile. Sampling itself does not start before
+// everything in front of it has ended, so that what the scheduler reads early is no longer written by anybody.
+extern "C" __global__ void __launch_bounds__(256)
+    blink_tail(ColdArrays cold, ChainBoard* board, ColdArrays rehearsal_cold) {
   __shared__ blink::BlockScratch scratch;
   __shared__ uint64_t begin;
   __shared__ uint64_t command;
   extern __shared__ uint4 shared[];
-  blink::prefetch_steady(*cold.state);
-  asm volatile("griddepcontrol.wait;" ::: "memory");  // for the sampled tokens
-  if (threadIdx.x == 0) {
-    begin = now_ns();
-    command = blink::load_acquire(&board->command);
-  }
+  auto* hot_memory = reinterpret_cast<uint8_t*>(shared);
+  const blink::BlockExec exec{&scratch};
   const StepHeader& header = cold.state->header;
-  const uint64_t ended_step = header.tokens != 0 ? header.step : 0;
-  __syncthreads();
-  const auto launch = [&](const StepHeader& next) { launch_next(*cold.state, *board, next); };
-  blink::device_step(blink::BlockExec{&scratch}, cold, reinterpret_cast<uint8_t*>(shared), begin,
-                     static_cast<Command>(command), launch);
+  blink::prefetch_steady(*cold.state);
+  const blink::HotState rehearsal(rehearsal_cold, hot_memory);
+  if (threadIdx.x == 0) command = static_cast<uint64_t>(Command::RUN);
+  State* state = &rehearsal.state();
+  uint64_t ended_step = 0;
+  bool steady = false;
+  // One text for both, since it is the text that has to be fetched.
+#pragma unroll 1
+  for (uint32_t real = 0; real < 2; ++real) {
+    if (real != 0) {
+      asm volatile("griddepcontrol.wait;" ::: "memory");  // for the sampled tokens
+      state = cold.state;
+      ended_step = header.tokens != 0 ? header.step : 0;
+      if (threadIdx.x == 0) command = blink::load_acquire(&board->command);
+    }
+    if (threadIdx.x == 0) begin = now_ns();
+    __syncthreads();
+    const auto launch = [&](const StepHeader& next) {
+      if (real != 0) launch_next(*cold.state, *board, next);
+    };
+    steady = blink::steady_step(exec, *state, begin, static_cast<Command>(command), launch);
+    __syncthreads();
+  }
+  if (!steady) {
+    const auto launch = [&](const StepHeader& next) { launch_next(*cold.state, *board, next); };
+    blink::full_device_step(exec, cold, hot_memory, begin, static_cast<Command>(command), launch);
+  }
   if (header.stopped != 0) push(*cold.state, *board);  // no graph follows that would
   if (threadIdx.x != 0) return;
   board->command_seen = command;

@@ -26,7 +26,7 @@ class ChainKernels:
         self._tail.allow_shared_bytes(scheduler.shared_bytes)
         self._shared_bytes = scheduler.shared_bytes
         self._state, self._board = void_pointer(scheduler.state_address), void_pointer(board.address)
-        self._cold = scheduler.cold
+        self._cold, self._rehearsal_cold = scheduler.cold, scheduler.rehearsal_cold
 
     def begin(self) -> None:
         """Notes the time; tells local front ends what the scheduler published."""
@@ -42,7 +42,8 @@ class ChainKernels:
 
     def tail(self) -> None:
         """The scheduler; launches the next graph."""
-        self._launch(self._tail, _THREADS, [self._cold, self._board], self._shared_bytes, programmatic=True)
+        arguments = [self._cold, self._board, self._rehearsal_cold]
+        self._launch(self._tail, _THREADS, arguments, self._shared_bytes, programmatic=True)
 
     @staticmethod
     def _launch(

@@ -100,15 +100,21 @@ class HotState {
   uint32_t free_before_;
 };
 
+template <class Launch>
+__device__ void full_device_step(const BlockExec& exec, const ColdArrays& cold, uint8_t* shared, uint64_t now_ns,
+                                 layout::Command command, Launch launch) {
+  HotState hot(cold, shared);
+  full_step(exec, hot.state(), now_ns, command, launch);
+  hot.store();
+  __syncthreads();
+}
+
 // A whole step. A steady one is too short to be worth a copy of the state.
 template <class Launch>
 __device__ void device_step(const BlockExec& exec, const ColdArrays& cold, uint8_t* shared, uint64_t now_ns,
                             layout::Command command, Launch launch) {
   if (steady_step(exec, *cold.state, now_ns, command, launch)) return;
-  HotState hot(cold, shared);
-  full_step(exec, hot.state(), now_ns, command, launch);
-  hot.store();
-  __syncthreads();
+  full_device_step(exec, cold, shared, now_ns, command, launch);
 }
 
 }  // namespace blink

@@ -66,6 +66,32 @@ def make(config: NDArray[np.void], base: int, inbound: int, outbound: int) -> Im
     return Image(content, {name: getattr(view, name) for name in PLAN_FIELDS}, bytes(view.cold))
 
 
+@dataclass(frozen=True)
+class Rehearsal:
+    """A scheduler in a steady state whose steps nobody sees (`rehearsal.h`): the content of its device memory, and the
+    argument of the kernel that runs a step of it."""
+
+    content: NDArray[np.uint8]
+    cold: bytes
+
+
+def rehearsal_bytes() -> int:
+    """Device memory of a rehearsal."""
+    library = load_library("_host_scheduler")
+    library.blink_rehearsal_bytes.restype = ctypes.c_uint64
+    return int(library.blink_rehearsal_bytes())
+
+
+def make_rehearsal(base: int) -> Rehearsal:
+    """A rehearsal for device memory at `base`."""
+    library = load_library("_host_scheduler")
+    library.blink_rehearsal_make.restype = None
+    library.blink_rehearsal_make.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p]
+    content, cold = _aligned(rehearsal_bytes()), np.zeros(_COLD_BYTES, np.uint8)
+    library.blink_rehearsal_make(base, content.ctypes.data, cold.ctypes.data)
+    return Rehearsal(content, cold.tobytes())
+
+
 def _aligned(size: int) -> NDArray[np.uint8]:
     """Bytes on a 64-byte boundary."""
     room = np.zeros(size + 64, np.uint8)

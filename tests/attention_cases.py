@@ -256,16 +256,27 @@ def worst_errors(step: Step, out: torch.Tensor) -> dict[str, float]:
 
 
 def mend_interpreter() -> None:
-    """Lets Triton 3.6's interpreter count with loaded numbers: numpy 2.4 no longer makes an int of an array [1]."""
+    """Lets Triton's interpreter do what the compiler does.
+
+    3.6 cannot count with loaded numbers, as numpy 2.4 no longer makes an int of an array [1]. 3.9 spreads the result of
+    a comparison as numbers of the kind that were compared, and then takes that for no mask.
+    """
     from triton.runtime import interpreter
 
-    patch = interpreter._patch_lang_tensor
+    patch, splat = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_splat
 
     def patched(tensor: Any, scope: Any) -> None:
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    def create_splat(self: Any, kind: Any, scalar: Any) -> Any:
+        spread = splat(self, kind, scalar)
+        if scalar.data.dtype == np.bool_:
+            spread.data = spread.data.astype(np.bool_)
+        return spread
+
     interpreter._patch_lang_tensor = patched
+    interpreter.InterpreterBuilder.create_splat = create_splat
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
@@ -144,7 +145,18 @@ class HandPlanner:
             decode_tiles=decode_tiles,
             chunk_tiles=chunk_tiles,
             block_table=self.table,
+            **self._no_sampling(len(rows)),
         )
+
+    def _no_sampling(self, rows: int) -> dict[str, NDArray[Any]]:
+        """The parts that only sampling reads."""
+        slots = self.sizes.slots
+        return {
+            "history": np.zeros((slots, self.sizes.columns * BLOCK_TOKENS), np.uint32),
+            "extras": np.zeros(slots, layout.SampleExtras),
+            "bias": np.zeros((slots, arena.MAX_BIAS), layout.BiasEntry),
+            "logprobs": np.zeros(rows, layout.RowLogprobs),
+        }
 
 
 class DeviceDriver(HandPlanner):

@@ -85,9 +85,12 @@ extern "C" __global__ void __launch_bounds__(256) blink_pull(const State* state,
   if (bell == board->bell_seen) return;
   const uint32_t warp = threadIdx.x / blink::kLanes;
   const uint32_t warps = blockDim.x / blink::kLanes;
-  for (uint32_t c = warp; c < state->config.channels; c += warps) blink::pull_channel(*state, *board, c);
-  __syncthreads();
-  if (threadIdx.x == 0) board->bell_seen = bell;
+  bool more = false;
+  for (uint32_t c = warp; c < state->config.channels; c += warps) {
+    more = blink::pull_channel(*state, *board, c) || more;
+  }
+  more = __syncthreads_or(more) != 0;
+  if (threadIdx.x == 0 && !more) board->bell_seen = bell;
 }
 
 // Waits, on one thread, until there is something to do, the command changes, or the time is over.

@@ -35,10 +35,12 @@ __device__ inline void copy_words(uint64_t* to, const uint64_t* from, uint64_t w
   __syncwarp();
 }
 
-// Copies a range of a channel's prompt heap, if it lies within the heap; the scheduler refuses it otherwise.
+// Copies a range of a channel's prompt heap, if it lies within the heap and is one that the scheduler could take: what
+// it will refuse need not cost the step anything.
 __device__ inline void pull_heap(const State& state, const layout::ChainBoard& board, uint32_t c, uint64_t offset,
                                  uint64_t count) {
-  if (count == 0 || offset + count > state.config.heap_tokens) return;
+  const uint64_t most = uint64_t{state.config.max_model_tokens} + 2 * arena::MAX_BIAS;
+  if (count == 0 || count > most || offset + count > state.config.heap_tokens) return;
   const auto* heap = inbound_part<uint32_t>(state, c, state.inbound_layout.channel_heap_offset);
   const auto* first = reinterpret_cast<const uint64_t*>(heap + offset / 2 * 2);
   const uint64_t words = (offset + count + 1) / 2 - offset / 2;
@@ -59,7 +61,8 @@ __device__ uint32_t count_new(const Record* own_ring, const State& state, const 
   return missing == 0 ? kLanes : static_cast<uint32_t>(__ffs(static_cast<int>(missing))) - 1;
 }
 
-__device__ inline void pull_submissions(const State& state, const layout::ChainBoard& board, uint32_t c,
+// Returns whether there may be more than it takes at a time.
+__device__ inline bool pull_submissions(const State& state, const layout::ChainBoard& board, uint32_t c,
                                         uint64_t lease) {
   const uint32_t slots = state.config.submit_slots;
   auto* ring = const_cast<arena::SubmitRecord*>(
@@ -78,9 +81,11 @@ __device__ inline void pull_submissions(const State& state, const layout::ChainB
     if (threadIdx.x % kLanes == 0) store_release(&own->commit, commit);
     __syncwarp();
   }
+  return count == kLanes;
 }
 
-__device__ inline void pull_cancels(const State& state, const layout::ChainBoard& board, uint32_t c, uint64_t lease) {
+// The same for cancel records.
+__device__ inline bool pull_cancels(const State& state, const layout::ChainBoard& board, uint32_t c, uint64_t lease) {
   const uint32_t slots = state.config.cancel_slots;
   auto* ring = const_cast<arena::CancelRecord*>(
       inbound_part<arena::CancelRecord>(state, c, state.inbound_layout.channel_cancel_offset));
@@ -95,10 +100,11 @@ __device__ inline void pull_cancels(const State& state, const layout::ChainBoard
     store_release(&own->commit, commit_word(expected, next + lane, slots));
   }
   __syncwarp();
+  return count == kLanes;
 }
 
-// Takes over what front ends have written for one channel. One warp.
-__device__ inline void pull_channel(const State& state, const layout::ChainBoard& board, uint32_t c) {
+// Takes over what front ends have written for one channel; whether there may be more. One warp.
+__device__ inline bool pull_channel(const State& state, const layout::ChainBoard& board, uint32_t c) {
   auto* own = const_cast<arena::ChannelIn*>(channel_in(state, c));
   const auto* from = mirrored<const arena::ChannelIn>(own, state.inbound, board.host_inbound);
   const uint32_t lane = threadIdx.x % kLanes;
@@ -106,11 +112,13 @@ __device__ inline void pull_channel(const State& state, const layout::ChainBoard
   uint64_t* own_words[3] = {&own->lease, &own->heartbeat, &own->log_read};
   const uint64_t word = lane < 3 ? load_acquire(words[lane]) : 0;
   const uint64_t lease = __shfl_sync(kFullWarp, word, 0);
+  bool more = false;
   if (lease != 0) {
-    pull_submissions(state, board, c, lease);
-    pull_cancels(state, board, c, lease);
+    more = pull_submissions(state, board, c, lease);
+    more = pull_cancels(state, board, c, lease) || more;
   }
   if (lane < 3) store_release(own_words[lane], word);
+  return more;
 }
 
 // The token log's new records. One warp for each channel.

@@ -111,12 +111,12 @@ __device__ inline bool pull_channel(const State& state, const layout::ChainBoard
   const uint64_t* words[3] = {&from->lease, &from->heartbeat, &from->log_read};
   uint64_t* own_words[3] = {&own->lease, &own->heartbeat, &own->log_read};
   const uint64_t word = lane < 3 ? load_acquire(words[lane]) : 0;
-  const uint64_t lease = __shfl_sync(kFullWarp, word, 0);
-  bool more = false;
-  if (lease != 0) {
-    more = pull_submissions(state, board, c, lease);
-    more = pull_cancels(state, board, c, lease) || more;
-  }
+  // The lease under which records count: the one that the scheduler is about to accept, or else the last accepted one.
+  const uint64_t accepted = state.channels[c].lease;
+  const uint64_t written = __shfl_sync(kFullWarp, word, 0);
+  const uint64_t lease = written == accepted + 1 ? written : accepted;
+  bool more = pull_submissions(state, board, c, lease);
+  more = pull_cancels(state, board, c, lease) || more;
   if (lane < 3) store_release(own_words[lane], word);
   return more;
 }

@@ -186,6 +186,10 @@ inline uint64_t __shfl_up_sync(uint32_t, uint64_t value, uint32_t delta) {
   return fibers::in_warp(value, [&](const uint64_t* values) { return values[lane >= delta ? lane - delta : lane]; });
 }
 
+inline uint64_t __shfl_sync(uint32_t, uint64_t value, uint32_t lane) {
+  return fibers::in_warp(value, [&](const uint64_t* values) { return values[lane]; });
+}
+
 inline uint32_t __ballot_sync(uint32_t, uint64_t value) {
   return fibers::lanes(value, [](uint64_t other) { return other != 0; });
 }
@@ -193,6 +197,8 @@ inline uint32_t __ballot_sync(uint32_t, uint64_t value) {
 inline uint32_t __match_any_sync(uint32_t, uint32_t value) {
   return fibers::lanes(value, [&](uint64_t other) { return other == value; });
 }
+
+inline int __ffs(int value) { return __builtin_ffs(value); }
 
 inline int __popc(uint32_t value) { return __builtin_popcount(value); }
 

@@ -91,6 +91,12 @@ struct BlockExec {
     }
   }
 
+  // On the last thread, which has the least to do.
+  template <class F>
+  __device__ void aside(F f) const {
+    if (threadIdx.x == blockDim.x - 1) f();
+  }
+
   template <class F>
   __device__ void leader(F f) const {
     if (threadIdx.x == 0) f();

@@ -60,6 +60,12 @@ struct HostExec {
     }
   }
 
+  // f() on one thread, while the others go on.
+  template <class F>
+  void aside(F f) const {
+    f();
+  }
+
   // f() on one thread.
   template <class F>
   void leader(F f) const {

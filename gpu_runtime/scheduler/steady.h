@@ -119,6 +119,7 @@ BLINK_FN bool steady_step(const Exec& exec, State& state, uint64_t now_ns, layou
     return (i >= rows || row_is_steady(state, i)) && (i >= channels || channel_is_steady(state, i, now_ns));
   });
   if (!steady) return false;
+  exec.aside([&] { launch(state.header); });  // the next step has the same size
   const uint32_t span = decode_span_of(state.decode_positions + rows, rows);
   const auto share = [&](uint32_t r) -> uint64_t {
     const uint32_t context = state.works[r].context_tokens + 1;
@@ -131,7 +132,6 @@ BLINK_FN bool steady_step(const Exec& exec, State& state, uint64_t now_ns, layou
   exec.each(channels, [&](uint32_t c) { advance_channel(state, c, now_ns); });
   exec.leader([&] {
     advance_counts(state, sum, span);
-    launch(state.header);
     advance_telemetry(state);
   });
   return true;

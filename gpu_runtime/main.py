@@ -19,6 +19,7 @@ from rich.progress import (
 
 from gpu_runtime.chain.process import ChainError
 from gpu_runtime.config import ConfigError, RuntimeConfig, make_config
+from gpu_runtime.control.device_check import require_device
 from gpu_runtime.control.errors import ControlError
 from gpu_runtime.control.runtime import Runtime
 from gpu_runtime.control.server import AddressError, start_server, stop_server, wait_for_end
@@ -26,10 +27,16 @@ from gpu_runtime.control.server import AddressError, start_server, stop_server, 
 console = Console(stderr=True)
 
 
+def say_error(error: Exception | str) -> None:
+    """On a line of its own, as long as it is, with nothing in it taken for markup."""
+    console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+
+
 async def load_with_progress(runtime: Runtime, source: str, name: str) -> None:
     """Loads a model and shows how far it is."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+    shown = console.is_terminal
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=not shown) as bar:
         task = bar.add_task("resolving the model", total=None)
 
         def show(done: int, total: int, what: str) -> None:
@@ -52,7 +59,7 @@ async def serve(config: RuntimeConfig, listen: str, source: str, name: str, grac
             os.close(ready_fd)
         status = await wait_for_end(runtime)
         if status:
-            console.print(f"[red]{runtime.watch.state.detail}")
+            say_error(runtime.watch.state.detail)
             await asyncio.sleep(0.5)  # lets WatchState tell the front ends
         return status
     finally:
@@ -95,12 +102,13 @@ def run(
             threads=threads,
             lease_timeout_seconds=lease_timeout,
         )
+        require_device(device)
         raise SystemExit(asyncio.run(serve(config, listen, model, name, grace, ready_fd)))
     except ConfigError as error:
-        console.print(f"[red]{error}")
+        say_error(error)
         raise SystemExit(2) from error
     except (ControlError, ChainError, AddressError) as error:
-        console.print(f"[red]{error}")
+        say_error(error)
         raise SystemExit(1) from error
 
 

@@ -8,13 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blink_proto import arena
+from gpu_runtime.config import SHARED_LIMIT
 from gpu_runtime.cuda.memory import DeviceMemory, MappedMemory
 from gpu_runtime.model.device_plan import DevicePlan, SamplingSlots, decode_tiles_max, words_of
 from gpu_runtime.scheduler import image, layout
 from gpu_runtime.shared_arena import SharedArena
-
-SHARED_LIMIT = 220 << 10
-"""Shared memory that a step may take: a block of compute capability 9.0 has 227 KiB, a few of them for the executor."""
 
 
 class DeviceArena:

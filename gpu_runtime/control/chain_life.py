@@ -11,11 +11,8 @@ from pathlib import Path
 from blink_proto import arena, control_pb2
 from gpu_runtime.chain.process import ChainError, ChainProcess, Progress
 from gpu_runtime.chain.spec import ChainSpec
-from gpu_runtime.config import ConfigError, ModelLimits, RuntimeConfig, longest_sequence, window_of
-from gpu_runtime.control.errors import BadRequestError
-from gpu_runtime.control.memory import fit_memory
+from gpu_runtime.control.prepare import Prepared
 from gpu_runtime.control.sessions import Sessions
-from gpu_runtime.model.source import ModelFolder
 from gpu_runtime.scheduler import layout
 from gpu_runtime.shared_arena import ArenaLimits, SharedArena
 
@@ -35,46 +32,28 @@ class ChainLife:
     epoch: int
 
     @classmethod
-    async def begin(
-        cls, config: RuntimeConfig, folder: ModelFolder, name: str, epoch: int, progress: Progress
-    ) -> ChainLife:
+    async def begin(cls, prepared: Prepared, epoch: int, progress: Progress) -> ChainLife:
         """Makes the arena, starts the chain and waits until it takes submissions.
 
         Raises:
-            BadRequestError: the configuration does not fit the model.
-            ExhaustedError: too little memory.
             ChainError: the chain ended instead.
         """
-        limits = ModelLimits(
-            folder.config.vocab_size, folder.config.max_position_embeddings, tuple(folder.eos_token_ids)
-        )
+        sizes, nonce = prepared.config.arena_sizes(), secrets.randbits(64)
+        limits = ArenaLimits(nonce, epoch, prepared.limits.vocab_size, prepared.window, prepared.longest)
+        shared = SharedArena.create(sizes, limits)
         try:
-            window = window_of(config, limits)
-            config = await asyncio.to_thread(fit_memory, config, folder, window)
-            longest = longest_sequence(config, limits)
-        except ConfigError as error:
-            raise BadRequestError(str(error)) from error
-        nonce = secrets.randbits(64)
-        shared = SharedArena.create(config.arena_sizes(), ArenaLimits(nonce, epoch, limits.vocab_size, window, longest))
-        try:
-            chain = await cls._start_chain(config, folder, limits, shared, progress)
+            chain = await cls._start_chain(prepared, shared, progress)
         except BaseException:
             shared.unlink()
             raise
-        sessions = Sessions(config.channels, lambda channel: bool(shared.channel_out(channel)[0]["live"]))
-        model = describe_model(folder, name, window, longest, config.dtype)
-        return cls(model, folder.path, shared, chain, sessions, nonce, epoch)
+        sessions = Sessions(sizes.channels, lambda channel: bool(shared.channel_out(channel)[0]["live"]))
+        return cls(describe_model(prepared), prepared.folder.path, shared, chain, sessions, nonce, epoch)
 
     @staticmethod
-    async def _start_chain(
-        config: RuntimeConfig,
-        folder: ModelFolder,
-        limits: ModelLimits,
-        shared: SharedArena,
-        progress: Progress,
-    ) -> ChainProcess:
+    async def _start_chain(prepared: Prepared, shared: SharedArena, progress: Progress) -> ChainProcess:
+        config, folder = prepared.config, str(prepared.folder.path)
         chain = await ChainProcess.start(
-            config.device, lambda mailbox: ChainSpec(str(folder.path), config, limits, shared.name, mailbox)
+            config.device, lambda mailbox: ChainSpec(folder, config, prepared.limits, shared.name, mailbox)
         )
         try:
             await chain.wait_ready(progress)
@@ -132,18 +111,19 @@ class ChainLife:
         )
 
 
-def describe_model(folder: ModelFolder, name: str, window: int, longest: int, dtype: str) -> control_pb2.Model:
+def describe_model(prepared: Prepared) -> control_pb2.Model:
     """The model as the control plane shows it."""
+    folder = prepared.folder
     return control_pb2.Model(
-        name=name,
+        name=prepared.name,
         architecture=folder.config.architecture,
         vocab_size=folder.config.vocab_size,
-        max_model_tokens=window,
-        max_sequence_tokens=longest,
+        max_model_tokens=prepared.window,
+        max_sequence_tokens=prepared.longest,
         eos_token_ids=folder.eos_token_ids,
         parameters=folder.parameters,
         loaded_unix_seconds=int(time.time()),
-        dtype=dtype,
+        dtype=prepared.config.dtype,
     )
 
 

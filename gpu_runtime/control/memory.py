@@ -20,27 +20,30 @@ _CUDA_OVERHEAD_BYTES = 3 << 30
 _BYTES = {"float32": 4, "bfloat16": 2}
 
 
-def fit_memory(config: RuntimeConfig, folder: ModelFolder, window: int) -> RuntimeConfig:
+def fit_memory(config: RuntimeConfig, folder: ModelFolder, window: int, available: int) -> RuntimeConfig:
     """The configuration with a KV cache that fits.
 
     Args:
         window: the model's context window in tokens.
+        available: bytes that the runtime may take in all.
 
     Raises:
         ExhaustedError: says what is needed and what there is.
-        BadRequestError: there is no CUDA device.
     """
     fixed = fixed_bytes(config, folder)
-    available = _available(config)
     token = token_bytes(folder.config, config.dtype)
     kv_tokens = config.kv_tokens or _most_tokens(config, window, (available - fixed) // token)
-    if fixed + max(kv_tokens, BLOCK_TOKENS) * token > available:
-        cache = kv_tokens * token
-        raise ExhaustedError(
-            f"needs {(fixed + cache) / 2**30:.1f} GiB, {cache / 2**30:.1f} GiB of it KV cache; "
-            f"{available / 2**30:.1f} GiB are free; a smaller --kv-tokens may help"
-        )
+    _check_room(fixed, max(kv_tokens, BLOCK_TOKENS) * token, BLOCK_TOKENS * token, available)
     return replace(config, kv_tokens=kv_tokens)
+
+
+def _check_room(fixed: int, cache: int, least_cache: int, available: int) -> None:
+    free = f"{available / 2**30:.1f} GiB are free"
+    if fixed + least_cache > available:
+        raise ExhaustedError(f"needs {fixed / 2**30:.1f} GiB without a KV cache; {free}")
+    if fixed + cache > available:
+        need = f"needs {(fixed + cache) / 2**30:.1f} GiB, {cache / 2**30:.1f} GiB of it KV cache"
+        raise ExhaustedError(f"{need}; {free}; a smaller --kv-tokens helps")
 
 
 def token_bytes(model: ModelConfig, dtype: str) -> int:
@@ -62,7 +65,12 @@ def fixed_bytes(config: RuntimeConfig, folder: ModelFolder) -> int:
     return weights + 2 * logits + 2 * activations + 2 * history + _CUDA_OVERHEAD_BYTES
 
 
-def _available(config: RuntimeConfig) -> int:
+def available_bytes(config: RuntimeConfig) -> int:
+    """What the soft GPU finds free now; on a CUDA device the share of its memory that may be used, whatever runs.
+
+    Raises:
+        BadRequestError: there is no CUDA device.
+    """
     if config.device == "cpu":
         return int(psutil.virtual_memory().available)
     try:

@@ -13,6 +13,8 @@ from gpu_runtime.chain.process import ChainError, Progress
 from gpu_runtime.config import RuntimeConfig
 from gpu_runtime.control.chain_life import ChainLife
 from gpu_runtime.control.errors import BadRequestError, NoSuchModelError, NotReadyError
+from gpu_runtime.control.memory import available_bytes
+from gpu_runtime.control.prepare import Prepared, prepare
 from gpu_runtime.model.errors import ModelError
 from gpu_runtime.model.source import ModelFolder, resolve_model
 
@@ -81,10 +83,11 @@ class Runtime:
             name = name or folder.name
             if self._life is not None:
                 return self._already_loaded(folder.path, name)
+            prepared = await asyncio.to_thread(self._prepare, folder, name)
             self._epoch += 1
             self.watch.set(Phase.PHASE_LOADING, self._epoch, name)
             try:
-                self._life = await ChainLife.begin(self.config, folder, name, self._epoch, progress)
+                self._life = await ChainLife.begin(prepared, self._epoch, progress)
             except BaseException as error:
                 self.watch.set(Phase.PHASE_IDLE, self._epoch, detail=f"{name}: {error}")
                 raise
@@ -153,6 +156,9 @@ class Runtime:
         life.arena.unlink()
         self.watch.set(Phase.PHASE_FAILED, self._epoch, life.model.name, detail)
         self.failed.set()
+
+    def _prepare(self, folder: ModelFolder, name: str) -> Prepared:
+        return prepare(self.config, folder, name, available_bytes(self.config))
 
     async def _resolve(self, source: str, progress: Progress) -> ModelFolder:
         loop = asyncio.get_running_loop()

@@ -13,6 +13,8 @@ class Device:
 
     name: str
     memory_bytes: int
+    capability: tuple[int, int]
+    """Compute capability: (9, 0) is Hopper."""
 
 
 def first_device() -> Device:
@@ -27,7 +29,11 @@ def first_device() -> Device:
         check(driver.cuInit(0))
         device = check(driver.cuDeviceGet(0))
         name = check(driver.cuDeviceGetName(128, device)).split(b"\0")[0].decode()
-        return Device(name, int(check(driver.cuDeviceTotalMem(device))))
+        memory = int(check(driver.cuDeviceTotalMem(device)))
+        attributes = driver.CUdevice_attribute
+        major = check(driver.cuDeviceGetAttribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device))
+        minor = check(driver.cuDeviceGetAttribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device))
+        return Device(name, memory, (int(major), int(minor)))
     except ImportError as error:
         raise CudaError("the package cuda-bindings is missing, which --device cuda needs") from error
     except CudaError as error:

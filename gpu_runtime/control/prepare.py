@@ -1,0 +1,52 @@
+"""Everything about a model that can be found out, and refused, before a chain is started for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpu_runtime.config import ConfigError, ModelLimits, RuntimeConfig, longest_sequence, scheduler_config, window_of
+from gpu_runtime.control.errors import BadRequestError
+from gpu_runtime.control.memory import fit_memory
+from gpu_runtime.model.config import ModelConfig
+from gpu_runtime.model.source import ModelFolder
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model and the configuration that it will run with. `window` and `longest` are in tokens."""
+
+    folder: ModelFolder
+    name: str
+    config: RuntimeConfig
+    limits: ModelLimits
+    window: int
+    longest: int
+
+
+def prepare(config: RuntimeConfig, folder: ModelFolder, name: str, available: int) -> Prepared:
+    """Checks a model against the operator's choices and the memory.
+
+    Args:
+        name: what clients call it.
+        available: bytes that the runtime may take for it.
+
+    Raises:
+        BadRequestError: the configuration does not fit the model, or the device cannot run it.
+        ExhaustedError: too little memory.
+    """
+    model = folder.config
+    limits = ModelLimits(model.vocab_size, model.max_position_embeddings, tuple(folder.eos_token_ids))
+    try:
+        window = window_of(config, limits)
+        _check_kernels(config.device, model)
+        config = fit_memory(config, folder, window, available)
+        scheduler_config(config, limits)
+        longest = longest_sequence(config, limits)
+    except ConfigError as error:
+        raise BadRequestError(str(error)) from error
+    return Prepared(folder, name, config, limits, window, longest)
+
+
+def _check_kernels(device: str, model: ModelConfig) -> None:
+    if device == "cuda" and model.head_dim % 16:
+        raise ConfigError(f"head_dim {model.head_dim} is not supported on a CUDA device (multiples of 16 up to 256)")

@@ -1,8 +1,9 @@
 """Steps for the GPU's attention kernels, what they must give, and their comparison.
 
 `python -m tests.attention_cases` runs the small ones in Triton's interpreter, which needs no GPU, and prints a JSON
-object for each: its name and the worst relative errors. A process of its own, since Triton decides at import whether
-it interprets, for good. Float32 only: the interpreter of Triton 3.6 multiplies the bit patterns of bfloat16.
+object for each: its name and the worst relative errors, for decodes alone also of the fused kernel. A process of its
+own, since Triton decides at import whether it interprets, for good. Float32 only: the interpreter of Triton 3.6
+multiplies the bit patterns of bfloat16.
 """
 
 from __future__ import annotations
@@ -172,10 +173,18 @@ def plan(case: Case, table: np.ndarray, device: str) -> DevicePlan:
         chunk_tiles=_words(chunk_tiles, device),
         token_ids=none,
         positions=none,
-        kv_slots=none,
+        kv_slots=torch.from_numpy(_new_slots(case, table)).to(device),
         block_table=torch.from_numpy(table).to(device),
         sampled=none,
     )
+
+
+def _new_slots(case: Case, table: np.ndarray) -> np.ndarray:
+    """Where the decodes' new keys and values go; scratch for all other tokens."""
+    slots = np.zeros(case.tokens + case.padding, dtype=np.int32)
+    for work, context in enumerate(case.decodes):
+        slots[work] = table[_slot(case, work), (context - 1) // BLOCK] * BLOCK + (context - 1) % BLOCK
+    return slots
 
 
 def _tiles(case: Case, works: range, parted: int, size: int, room: int) -> np.ndarray:
@@ -281,13 +290,18 @@ def mend_interpreter() -> None:
 
 def main() -> None:
     """Runs the small cases on the CPU."""
+    from tests.fused_attention_cases import fused_errors
+
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise SystemExit("set TRITON_INTERPRET=1: there is no GPU here to compile for")
     mend_interpreter()
     torch.set_num_threads(1)
     for case in SMALL:
         step = build(case)
-        print(json.dumps({"name": case.name, "errors": worst_errors(step, attend(step))}), flush=True)
+        report = {"name": case.name, "errors": worst_errors(step, attend(step))}
+        if not case.chunks:
+            report |= {"fused": fused_errors(case, normed=False), "fused, normed": fused_errors(case, normed=True)}
+        print(json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from blink_proto import arena
+from gpu_runtime.kernels.gpu.attention_decode import Release
 from gpu_runtime.model.config import ModelConfig
 from gpu_runtime.model.device_plan import DevicePlan, chunk_tiles_max, decode_tiles_max, words_of
 from gpu_runtime.model.gpu_llama import GpuLlama, KVCache
@@ -162,13 +163,22 @@ class HandPlanner:
 class DeviceDriver(HandPlanner):
     """Runs a model by plans made by hand, where its weights are."""
 
-    def __init__(self, config: ModelConfig, weights: GpuWeights, sizes: PlanSizes, overlap: bool = True) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: GpuWeights,
+        sizes: PlanSizes,
+        overlap: bool = True,
+        fuse: bool = True,
+        release: Release = "late",
+    ) -> None:
         super().__init__(sizes)
         device = weights.embedding.device
         self.device_plan = empty_plan(sizes, device)
         self._cache = KVCache(config, self.blocks, BLOCK_TOKENS, weights.dtype, device)
         window = sizes.columns * BLOCK_TOKENS
-        self.model = GpuLlama(config, weights, self._cache, window, self.device_plan, sizes.max_running, overlap)
+        how = overlap, fuse, release
+        self.model = GpuLlama(config, weights, self._cache, window, self.device_plan, sizes.max_running, *how)
 
     def fill_cache(self) -> None:
         """Random keys and values, for measurements that begin with a context."""

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from gpu_runtime.kernels.attention import RopeTables, Shape
-from gpu_runtime.kernels.gpu.attention_decode import DecodeScratch, decode_attention
+from gpu_runtime.kernels.gpu.attention_decode import DecodeScratch, Release, decode_attention, fused_decode_attention
 from gpu_runtime.kernels.gpu.attention_prefill import chunk_attention
 from gpu_runtime.kernels.gpu.gated import silu_mul
 from gpu_runtime.kernels.gpu.norm import gather_norm, rms_norm
@@ -119,6 +119,8 @@ class GpuLlama:
         plan: where the scheduler writes what the steps are to compute.
         max_running: entries of a step's work list at most, and so its sampled tokens.
         overlap: let kernels start beside the ones in front, where the device can.
+        fuse: rotate and store within attention where all works are decodes, rather than by a kernel in front of it.
+        release: when the kernel behind attention may start, where kernels overlap.
     """
 
     def __init__(
@@ -130,12 +132,15 @@ class GpuLlama:
         plan: DevicePlan,
         max_running: int,
         overlap: bool = True,
+        fuse: bool = True,
+        release: Release = "late",
     ) -> None:
         _forbid_short_arithmetic()
         device = weights.embedding.device
         tables = rope_tables(config, window)
         self.config, self.weights = config, weights
         self._programmatic = overlap and can_overlap(device)
+        self._fuse, self._release = fuse, release
         self.torch_projections = TorchProjections(config, weights, self._programmatic)
         self._cache, self._plan, self._max_running = cache, plan, max_running
         self._tables = RopeTables(tables.cosines.to(device), tables.sines.to(device))
@@ -169,13 +174,18 @@ class GpuLlama:
         return by.head(hidden, plan.rows[: min(tokens, self._max_running), 0])
 
     def _attention(self, qkv: torch.Tensor, layer: GpuLayer, decode_only: bool) -> torch.Tensor:
-        plan, tokens = self._plan, len(qkv)
+        plan, tokens, shape = self._plan, len(qkv), self._shape
         keys, values = self._cache.keys[layer.index], self._cache.values[layer.index]
-        tables, norms, overlap = self._tables, layer.head_norms, self._programmatic
+        tables, norms, overlap, release = self._tables, layer.head_norms, self._programmatic, self._release
+        works, scratch, attended = min(tokens, self._max_running), self._scratch, self._attended[:tokens]
+        if decode_only and self._fuse:
+            fused_decode_attention(
+                qkv, keys, values, plan, works, shape, scratch, attended, tables, norms, None, overlap, release
+            )
+            return attended
         rope_store(qkv, plan.positions, plan.kv_slots, tables, norms, keys, values, overlap)
-        queries, attended = qkv[:, : self._width], self._attended[:tokens]
-        works, shape = min(tokens, self._max_running), self._shape
-        decode_attention(queries, keys, values, plan, works, shape, self._scratch, attended, programmatic=overlap)
+        queries = qkv[:, : self._width]
+        decode_attention(queries, keys, values, plan, works, shape, scratch, attended, None, overlap, release)
         if not decode_only:
             chunk_attention(queries, keys, values, plan, tokens, works, shape, attended)
         return attended

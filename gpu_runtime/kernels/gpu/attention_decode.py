@@ -4,25 +4,38 @@ One program attends the query heads of one KV head (packed as rows of one matrix
 (`layout.Tile`). Where a work has several tiles, each leaves a normalised output and the base-2 logarithm of its
 softmax sum, and the program that arrives last weighs and adds them, so that no second kernel is needed. Everything
 that varies between steps is read from device memory; programs beyond the step's tiles end at once.
+
+There are two ways to call it. `decode_attention` takes queries that are rotated already, and a cache that holds the
+step's own tokens. `fused_decode_attention` takes the projection's rows as they are: each program rotates its queries,
+and the one with a work's last tile rotates and stores the new key, stores the new value and attends to both from its
+registers. No kernel has to come in between, and since the cache is then as earlier steps left it, the first positions
+of a tile are loaded before the projection has ended.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from gpu_runtime.kernels.attention import Shape
+from gpu_runtime.kernels.attention import RopeTables, Shape
+from gpu_runtime.kernels.gpu.rope_store import HeadNorms
 from gpu_runtime.model.device_plan import DevicePlan, decode_tiles_max
 from gpu_runtime.scheduler import layout
 
 MAX_GROUP = 32
 """Query heads of a KV head at most."""
+Release = Literal["start", "late"]
+"""When the kernel after an overlapping one may start: with the last program's start, or when the last program has read
+the cache. A kernel with much shared memory that starts earlier takes the place of programs that are still to come."""
 LOG2_E = math.log2(math.e)
+_PREFETCHED_BLOCKS = 3  # of a program, each of as many positions as it takes at a time, in steps of few works
+_PREFETCHING_WORKS = 16  # beyond, programs that could prefetch more would push each other's lines out
 _JOINED_FLOATS = 4096  # of partial outputs loaded at a time by the program that joins them: 32 registers a thread
 
 _DECODE_TILES: tl.constexpr = tl.constexpr(layout.STEP_HEADER_OFFSETS["decode_tiles"] // 4)
@@ -116,6 +129,7 @@ def decode_attention(
     out: torch.Tensor,
     config: DecodeConfig | None = None,
     programmatic: bool = False,
+    release: Release = "late",
 ) -> None:
     """Attention of the step's decode tokens; writes their rows of `out` and no other.
 
@@ -123,10 +137,69 @@ def decode_attention(
     values [blocks, kv_heads, block_tokens, head_dim] hold the step's own tokens already. out like queries, contiguous;
     all of one dtype, bfloat16 or float32. `works_max` bounds the step's decode works and fixes the grid. Allocates
     nothing, so that it may be captured. `programmatic`: starts beside the kernel before it (programmatic dependent
-    launch), whose results it awaits, and lets the one after it start. Raises ValueError for shapes it does not know.
+    launch), whose results it awaits, and lets the one after it start, when `release` says. Raises ValueError for shapes
+    it does not know.
     """
     config = config or decode_config(shape.head_dim, queries.dtype)
     check_arguments(queries, keys, values, shape, out, config.positions)
+    how = config, programmatic, release
+    _launch(queries, keys, values, plan, works_max, shape, scratch, out, *how, None, None)
+
+
+def fused_decode_attention(
+    query_key_value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    plan: DevicePlan,
+    works_max: int,
+    shape: Shape,
+    scratch: DecodeScratch,
+    out: torch.Tensor,
+    tables: RopeTables,
+    norms: HeadNorms | None,
+    config: DecodeConfig | None = None,
+    programmatic: bool = False,
+    release: Release = "late",
+) -> None:
+    """`rope_store` and `decode_attention` in one, for steps of decodes alone; the arguments are those of the two.
+
+    query_key_value [tokens, (query_heads + 2 * kv_heads) * head_dim], contiguous, as projected; stays as it is. A
+    token's position is its work's last one, which the tables have to cover, and its key and value go to the plan's
+    `kv_slots`. Padding is neither attended nor stored. Keys and values of the cache before a work's last position, the
+    plan and the tables must be there before the step begins. Raises ValueError as `decode_attention` does.
+    """
+    config = config or decode_config(shape.head_dim, query_key_value.dtype)
+    width, half = shape.query_heads * shape.head_dim, shape.head_dim // 2
+    row = width + 2 * shape.kv_heads * shape.head_dim
+    if query_key_value.shape[1:] != (row,) or not query_key_value.is_contiguous():
+        raise ValueError(f"rows of queries, keys and values are contiguous [tokens, {row}]")
+    check_arguments(query_key_value[:, :width], keys, values, shape, out, config.positions)
+    for table in (tables.cosines, tables.sines):
+        if table.dtype != torch.float32 or table.shape[1:] != (half,) or not table.is_contiguous():
+            raise ValueError(f"rotary tables are contiguous float32 [positions, {half}]")
+    if norms is not None and {(*norm.shape, norm.dtype) for norm in (norms.query, norms.key)} != {
+        (shape.head_dim, keys.dtype)
+    }:
+        raise ValueError(f"norms of heads are [{shape.head_dim}] of the cache's type")
+    how = config, programmatic, release
+    _launch(query_key_value, keys, values, plan, works_max, shape, scratch, out, *how, tables, norms)
+
+
+def _launch(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    plan: DevicePlan,
+    works_max: int,
+    shape: Shape,
+    scratch: DecodeScratch,
+    out: torch.Tensor,
+    config: DecodeConfig,
+    programmatic: bool,
+    release: Release,
+    tables: RopeTables | None,
+    norms: HeadNorms | None,
+) -> None:
     tiles = decode_tiles_max(works_max)
     if tiles > len(plan.decode_tiles) or tiles > len(scratch.logs) or works_max > len(scratch.arrived):
         raise ValueError(f"the plan or the scratch is too small for {works_max} decode works")
@@ -145,6 +218,12 @@ def decode_attention(
         scratch.outputs,
         scratch.logs,
         scratch.arrived,
+        None if tables is None else plan.kv_slots,
+        None if tables is None else tables.cosines,
+        None if tables is None else tables.sines,
+        None if norms is None else norms.query,
+        None if norms is None else norms.key,
+        0.0 if norms is None else norms.epsilon,
         queries.stride(0),
         plan.block_table.stride(0),
         LOG2_E / math.sqrt(shape.head_dim),
@@ -156,8 +235,12 @@ def decode_attention(
         COLUMNS=columns,
         BLOCK_TOKENS=shape.block_tokens,
         POSITIONS=config.positions,
+        PREFETCHED=_PREFETCHED_BLOCKS if works_max <= _PREFETCHING_WORKS else 1,
         JOINED=min(8, max(1, _JOINED_FLOATS // (packed * columns))),
+        FUSED=tables is not None,
+        NORMED=norms is not None,
         PROGRAMMATIC=programmatic,
+        LATE=release == "late",
         num_warps=config.warps,
         num_stages=config.stages,
         launch_pdl=programmatic,
@@ -165,19 +248,73 @@ def decode_attention(
 
 
 @triton.jit
-def _prefetch(cache: tl.tensor, rows: tl.tensor, HEAD_DIM: tl.constexpr) -> None:
-    """Asks the second-level cache for rows of a head, a line of 128 bytes at a time."""
+def _prefetch(cache: tl.tensor, rows: tl.tensor, wanted: tl.tensor, HEAD_DIM: tl.constexpr) -> None:
+    """Asks the second-level cache for rows of a head, a line of 128 bytes at a time; for nothing unless `wanted`."""
     LINE: tl.constexpr = 1024 // cache.dtype.element_ty.primitive_bitwidth
     LINES: tl.constexpr = triton.next_power_of_2((HEAD_DIM + LINE - 1) // LINE)
     columns = tl.minimum(tl.arange(0, LINES) * LINE, HEAD_DIM - 1)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [cache + rows[:, None] + columns[None, :]],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    if wanted:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [cache + rows[:, None] + columns[None, :]],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def _rotate(
+    heads: tl.tensor,
+    rows: tl.tensor,
+    mask: tl.tensor,
+    norm: tl.tensor,
+    epsilon: tl.tensor,
+    dims: tl.tensor,
+    cosine: tl.tensor,
+    sine: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    NORMED: tl.constexpr,
+) -> tl.tensor:
+    """Loads heads from the offsets `rows` [.., 1]; norms and rotates them, rounding where `rope_store` does.
+
+    `sine` has the sign of a dimension's half: the other half's number, which is loaded as well, is added.
+    """
+    dtype = heads.dtype.element_ty
+    across = tl.where(dims < HEAD_DIM // 2, dims + HEAD_DIM // 2, dims - HEAD_DIM // 2)[None, :]
+    own = tl.load(heads + rows + dims[None, :], mask, other=0.0).to(tl.float32)
+    other = tl.load(heads + rows + across, mask, other=0.0).to(tl.float32)
+    if NORMED:
+        used = dims[None, :] < HEAD_DIM
+        scale = tl.rsqrt(tl.sum(own * own, 1) / HEAD_DIM + epsilon)[:, None]
+        own_weight = tl.load(norm + dims[None, :], used, other=0.0).to(tl.float32)
+        other_weight = tl.load(norm + across, used, other=0.0).to(tl.float32)
+        own = ((own * scale).to(dtype).to(tl.float32) * own_weight).to(dtype).to(tl.float32)
+        other = ((other * scale).to(dtype).to(tl.float32) * other_weight).to(dtype).to(tl.float32)
+    return (own * cosine[None, :] + other * sine[None, :]).to(dtype)
+
+
+@triton.jit
+def _attend(
+    query: tl.tensor,
+    key: tl.tensor,
+    value: tl.tensor,
+    inside: tl.tensor,
+    scale: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    acc: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Adds positions, those `inside`, to what was attended: the peak of the scores, the sum, the weighted values."""
+    scores = tl.dot(query, key.T, input_precision="ieee") * scale
+    scores = tl.where(inside[None, :], scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    weights = tl.exp2(scores - new_peak[:, None])
+    keep = tl.exp2(peak - new_peak)
+    total = total * keep + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(value.dtype), value, acc * keep[:, None], input_precision="ieee")
+    return new_peak, total, acc
 
 
 # A table's width differs between models only; without the hint one build serves them all.
@@ -194,6 +331,12 @@ def _decode_kernel(
     outputs: tl.tensor,
     logs: tl.tensor,
     arrived: tl.tensor,
+    kv_slots: tl.tensor,
+    cosines: tl.tensor,
+    sines: tl.tensor,
+    query_norm: tl.tensor,
+    key_norm: tl.tensor,
+    epsilon: tl.tensor,
     query_stride: tl.tensor,
     table_stride: tl.tensor,
     scale: tl.tensor,
@@ -205,10 +348,14 @@ def _decode_kernel(
     COLUMNS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     POSITIONS: tl.constexpr,
+    PREFETCHED: tl.constexpr,
     JOINED: tl.constexpr,
+    FUSED: tl.constexpr,
+    NORMED: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
+    LATE: tl.constexpr,
 ) -> None:
-    if PROGRAMMATIC:
+    if PROGRAMMATIC and not LATE:
         gdc_launch_dependents()
     kv_head = tl.program_id(0)
     index = tl.program_id(1)
@@ -225,56 +372,93 @@ def _decode_kernel(
             gdc_wait()  # the kernel after this one takes its end for the end of those before
         return
     work = works + work_index * WORK_WORDS
-    token = tl.load(work + WORK_QUERY_START)
-    end = tl.minimum(first + span, tl.load(work + WORK_CONTEXT))
+    token = tl.load(work + WORK_QUERY_START).to(tl.int64)
+    context = tl.load(work + WORK_CONTEXT)
     table = block_table + tl.load(work + WORK_SLOT).to(tl.int64) * table_stride
+    # What is to be read from the cache ends there; fused, the work's last position is not in it yet.
+    end = tl.minimum(first + span, context - 1 if FUSED else context)
 
     # A tile starts with a block, so a row's place in its block stays the same.
     offsets = tl.arange(0, POSITIONS)
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, COLUMNS)
+    used_dims = dims[None, :] < HEAD_DIM
     columns = table + (first + offsets) // BLOCK_TOKENS
     blocks = tl.load(columns, first + offsets < end, other=0)
     BLOCK_STRIDE: tl.constexpr = KV_HEADS * BLOCK_TOKENS * HEAD_DIM
     keys += kv_head * BLOCK_TOKENS * HEAD_DIM
     values += kv_head * BLOCK_TOKENS * HEAD_DIM
+    place = (offsets % BLOCK_TOKENS).to(tl.int64) * HEAD_DIM
+    inner = place[:, None] + dims[None, :]
+    start = first
+    if FUSED:
+        is_last = first + span >= context  # the program of the new token
+        # Not in the loop, so that these wait in registers for what the projection has yet to write.
+        first_cached = blocks.to(tl.int64)[:, None] * BLOCK_STRIDE + inner
+        first_inside = first + offsets < end
+        first_key = tl.load(keys + first_cached, first_inside[:, None] & used_dims, other=0.0)
+        first_value = tl.load(values + first_cached, first_inside[:, None] & used_dims, other=0.0)
+        kv_slot = tl.load(kv_slots + token)
+        HALF: tl.constexpr = HEAD_DIM // 2
+        angles = (context - 1).to(tl.int64) * HALF + tl.where(dims < HALF, dims, dims - HALF)
+        cosine = tl.load(cosines + angles, dims < HEAD_DIM, other=0.0)
+        sine = tl.load(sines + angles, dims < HEAD_DIM, other=0.0)
+        sine = tl.where(dims < HALF, -sine, sine)
+        start += POSITIONS
+        columns += POSITIONS // BLOCK_TOKENS
+        blocks = tl.load(columns, start + offsets < end, other=0)
     if PROGRAMMATIC:
         # All up to here is the scheduler's, which wrote it before the step began; so is most of the cache.
-        ahead = blocks.to(tl.int64) * BLOCK_STRIDE + (offsets % BLOCK_TOKENS) * HEAD_DIM
-        _prefetch(keys, ahead, HEAD_DIM)
-        _prefetch(values, ahead, HEAD_DIM)
+        ahead = blocks
+        for block in tl.static_range(PREFETCHED):
+            if block > 0:
+                after = block * POSITIONS
+                ahead = tl.load(columns + after // BLOCK_TOKENS, start + after + offsets < end, other=0)
+            _prefetch(keys, ahead.to(tl.int64) * BLOCK_STRIDE + place, start + block * POSITIONS < end, HEAD_DIM)
+            _prefetch(values, ahead.to(tl.int64) * BLOCK_STRIDE + place, start + block * POSITIONS < end, HEAD_DIM)
         gdc_wait()
 
-    rows = tl.arange(0, ROWS)
-    dims = tl.arange(0, COLUMNS)
-    used_dims = dims[None, :] < HEAD_DIM
     used_rows = (rows[:, None] < GROUP) & used_dims
     head_offset = kv_head * GROUP * HEAD_DIM
     query_rows = rows[:, None] * HEAD_DIM + dims[None, :]
-    query = tl.load(queries + token.to(tl.int64) * query_stride + head_offset + query_rows, used_rows, other=0.0)
-
-    peak = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
-    inner = (offsets % BLOCK_TOKENS).to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
-    for start in tl.range(first, end, POSITIONS):
-        cache = blocks.to(tl.int64)[:, None] * BLOCK_STRIDE + inner
+    queries += token * query_stride
+    if FUSED:
+        heads = queries + head_offset
+        group_rows = rows[:, None] * HEAD_DIM
+        query = _rotate(heads, group_rows, used_rows, query_norm, epsilon, dims, cosine, sine, HEAD_DIM, NORMED)
+        heads = queries + (KV_HEADS * GROUP + kv_head) * HEAD_DIM
+        one_row = tl.zeros([1, 1], tl.int32)
+        stored = used_dims & is_last
+        new_key = _rotate(heads, one_row, stored, key_norm, epsilon, dims, cosine, sine, HEAD_DIM, NORMED)
+        new_value = tl.load(heads + KV_HEADS * HEAD_DIM + dims[None, :], stored, other=0.0)
+        kept = (kv_slot // BLOCK_TOKENS).to(tl.int64) * BLOCK_STRIDE + (kv_slot % BLOCK_TOKENS) * HEAD_DIM
+        tl.store(keys + kept + dims[None, :], new_key, stored)
+        tl.store(values + kept + dims[None, :], new_value, stored)
+        score = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * scale
+        peak = tl.where(is_last, score, float("-inf"))
+        total = tl.full([ROWS], 1.0, tl.float32) * is_last.to(tl.float32)
+        acc = tl.broadcast_to(new_value.to(tl.float32), [ROWS, COLUMNS])
+        peak, total, acc = _attend(query, first_key, first_value, first_inside, scale, peak, total, acc)
+    else:
+        query = tl.load(queries + head_offset + query_rows, used_rows, other=0.0)
+        peak = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for position in tl.range(start, end, POSITIONS):
+        cached = blocks.to(tl.int64)[:, None] * BLOCK_STRIDE + inner
         columns += POSITIONS // BLOCK_TOKENS
-        blocks = tl.load(columns, start + POSITIONS + offsets < end, other=0)
-        inside = start + offsets < end
+        blocks = tl.load(columns, position + POSITIONS + offsets < end, other=0)
+        inside = position + offsets < end
         # What lies past the context may be no number, and that times a weight of zero would be none either.
         used = inside[:, None] & used_dims
-        key = tl.load(keys + cache, used, other=0.0)
-        scores = tl.dot(query, key.T, input_precision="ieee") * scale
-        scores = tl.where(inside[None, :], scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_peak[:, None])
-        keep = tl.exp2(peak - new_peak)
-        total = total * keep + tl.sum(weights, 1)
-        value = tl.load(values + cache, used, other=0.0)
-        acc = tl.dot(weights.to(value.dtype), value, acc * keep[:, None], input_precision="ieee")
-        peak = new_peak
+        key = tl.load(keys + cached, used, other=0.0)
+        value = tl.load(values + cached, used, other=0.0)
+        peak, total, acc = _attend(query, key, value, inside, scale, peak, total, acc)
+    if PROGRAMMATIC and LATE:
+        gdc_launch_dependents()
 
     acc = acc / total[:, None]
-    out += token.to(tl.int64) * (KV_HEADS * GROUP * HEAD_DIM) + head_offset
+    out += token * (KV_HEADS * GROUP * HEAD_DIM) + head_offset
     if count == 1:
         tl.store(out + query_rows, acc.to(out.dtype.element_ty), used_rows)
     else:

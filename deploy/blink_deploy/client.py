@@ -40,9 +40,11 @@ class ControlClient:
         answer = self._stub.ListModels(control_pb2.ListModelsRequest(), timeout=DEADLINE_SECONDS)
         return list(answer.models)
 
-    def load(self, source: str, name: str, timeout: float) -> Iterator[control_pb2.LoadModelProgress]:
-        """Loads a model; yields its progress."""
-        request = control_pb2.LoadModelRequest(source=source, name=name)
+    def load(
+        self, source: str, name: str, timeout: float, *, replace: bool = False, grace: int = 0
+    ) -> Iterator[control_pb2.LoadModelProgress]:
+        """Loads a model, in place of the loaded one if told so; yields its progress."""
+        request = control_pb2.LoadModelRequest(source=source, name=name, replace=replace, grace_seconds=grace)
         progress: Iterator[control_pb2.LoadModelProgress] = self._stub.LoadModel(request, timeout=timeout)
         return progress
 

@@ -112,13 +112,17 @@ def load(
     context: typer.Context,
     source: Annotated[str, typer.Argument(help="Folder or file on the runtime's host, or a built-in name.")],
     name: Annotated[str, typer.Option(help="Name that clients use; default: its own.")] = "",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="In place of the loaded one, which serves until the new one is checked.")
+    ] = False,
+    grace: Annotated[int, typer.Option(min=0, help="With --replace: seconds for running sequences to finish.")] = 30,
     timeout: Annotated[float, typer.Option(help="Seconds.")] = 1800.0,
 ) -> None:
     """Loads a model."""
     with connected(context) as client, Progress(console=errors, transient=True) as bar:
         task = bar.add_task("loading", total=None)
         model = control_pb2.Model()
-        for step in client.load(source, name, timeout):
+        for step in client.load(source, name, timeout, replace=replace, grace=grace):
             total = step.total_units or None
             bar.update(task, description=step.stage, completed=step.done_units, total=total)
             model = step.model

@@ -70,6 +70,11 @@ class ChainProcess:
         """Process id."""
         return self._process.pid
 
+    @property
+    def ended(self) -> bool:
+        """The process is gone."""
+        return self._process.returncode is not None
+
     async def wait_ready(self, progress: Progress) -> None:
         """Waits until the chain takes submissions.
 
@@ -77,7 +82,7 @@ class ChainProcess:
             ChainError: it ended instead.
         """
         while not self.mailbox.ready:
-            if self._process.returncode is not None:
+            if self.ended:
                 raise ChainError(await self.failure())
             progress(*self.mailbox.progress, "warming up")
             await asyncio.sleep(0.05)

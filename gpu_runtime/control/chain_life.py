@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from blink_proto import arena, control_pb2
@@ -30,6 +30,7 @@ class ChainLife:
     sessions: Sessions
     nonce: int
     epoch: int
+    _end: asyncio.Task[None] | None = field(default=None, init=False)
 
     @classmethod
     async def begin(cls, prepared: Prepared, epoch: int, progress: Progress) -> ChainLife:
@@ -63,11 +64,13 @@ class ChainLife:
         return chain
 
     async def drain(self, grace_seconds: float) -> bool:
-        """Takes nothing new and waits for the rest; False when some were left at the end of the grace time."""
+        """Takes nothing new and waits for the rest; False when some were left, at the end of the grace time or of the
+        chain.
+        """
         self.chain.mailbox.command = layout.Command.DRAIN
         deadline = time.monotonic() + grace_seconds
         while not self.is_drained():
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or self.chain.ended:
                 return False
             await asyncio.sleep(0.02)
         return True
@@ -83,7 +86,12 @@ class ChainLife:
         self.chain.mailbox.command = layout.Command.RUN
 
     async def end(self) -> None:
-        """Stops the chain and gives the arena's name back."""
+        """Stops the chain and gives the arena's name back; whoever calls it waits for the same end."""
+        if self._end is None:
+            self._end = asyncio.create_task(self._stop())
+        await asyncio.shield(self._end)
+
+    async def _stop(self) -> None:
         await self.chain.stop()
         self.arena.unlink()
 

@@ -65,18 +65,32 @@ def fixed_bytes(config: RuntimeConfig, folder: ModelFolder) -> int:
     return weights + 2 * logits + 2 * activations + 2 * history + _CUDA_OVERHEAD_BYTES
 
 
-def available_bytes(config: RuntimeConfig) -> int:
-    """What the soft GPU finds free now; on a CUDA device the share of its memory that may be used, whatever runs.
+def available_bytes(config: RuntimeConfig, replaced: int | None = None) -> int:
+    """What a new chain may take.
+
+    The soft GPU: what is free now. A CUDA device: the share of its memory that may be used, as nothing else of this
+    runtime is on it by then.
+
+    Args:
+        replaced: process of a chain that will have ended by then.
 
     Raises:
         BadRequestError: there is no CUDA device.
     """
     if config.device == "cpu":
-        return int(psutil.virtual_memory().available)
+        return int(psutil.virtual_memory().available) + (_own_bytes(replaced) if replaced else 0)
     try:
         return int(first_device().memory_bytes * config.memory_share)
     except CudaError as error:
         raise BadRequestError(str(error)) from error
+
+
+def _own_bytes(process: int) -> int:
+    """Memory that is free once a process has ended."""
+    try:
+        return int(psutil.Process(process).memory_full_info().uss)
+    except psutil.Error:  # it has ended
+        return 0
 
 
 def _most_tokens(config: RuntimeConfig, window: int, room: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpu_runtime.config import ConfigError, ModelLimits, RuntimeConfig, longest_sequence, scheduler_config, window_of
 from gpu_runtime.control.errors import BadRequestError
@@ -45,6 +46,20 @@ def prepare(config: RuntimeConfig, folder: ModelFolder, name: str, available: in
     except ConfigError as error:
         raise BadRequestError(str(error)) from error
     return Prepared(folder, name, config, limits, window, longest)
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Reads the tokenizer as a front end will.
+
+    Raises:
+        BadRequestError: it cannot be read.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the package has no class of its own for this
+        raise BadRequestError(f"tokenizer.json in {folder} cannot be read: {error}") from error
 
 
 def _check_kernels(device: str, model: ModelConfig) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from blink_proto import control_pb2
 from blink_proto.control_pb2 import Phase
@@ -14,7 +14,7 @@ from gpu_runtime.config import RuntimeConfig
 from gpu_runtime.control.chain_life import ChainLife
 from gpu_runtime.control.errors import BadRequestError, NoSuchModelError, NotReadyError
 from gpu_runtime.control.memory import available_bytes
-from gpu_runtime.control.prepare import Prepared, prepare
+from gpu_runtime.control.prepare import Prepared, check_tokenizer, prepare
 from gpu_runtime.model.errors import ModelError
 from gpu_runtime.model.source import ModelFolder, resolve_model
 
@@ -48,6 +48,8 @@ class Runtime:
         self.watch = Watch()
         self.failed = asyncio.Event()
         self._life: ChainLife | None = None
+        self._leaving: ChainLife | None = None
+        """The latest one that was told to end."""
         self._epoch = 0
         self._busy = asyncio.Lock()
         self._ending = False
@@ -67,33 +69,50 @@ class Runtime:
         """What is loaded."""
         return [] if self._life is None else [self._life.model]
 
-    async def load(self, source: str, name: str, progress: Progress) -> control_pb2.Model:
+    async def load(
+        self, source: str, name: str, progress: Progress, *, replace_grace: float | None = None
+    ) -> control_pb2.Model:
         """Loads a model; one that is loaded already is simply returned.
+
+        Args:
+            replace_grace: another model that is loaded makes room, once the new one has proved sound; its running
+                sequences get so many seconds. None: it is in the way.
 
         Raises:
             NotReadyError: another model is loaded, or a change is under way.
             BadRequestError: the model is unsupported or broken.
             ExhaustedError: too little memory.
-            ChainError: the chain ended during its start.
+            ChainError: the chain ended during its start; nothing is loaded then.
         """
-        if self._busy.locked():
-            raise NotReadyError("another load, unload or drain is under way")
+        self._refuse_while_busy()
         async with self._busy:
             folder = await self._resolve(source, progress)
             name = name or folder.name
-            if self._life is not None:
-                return self._already_loaded(folder.path, name)
+            life = self._life
+            if life is not None and (life.folder, life.model.name) == (folder.path, name):
+                return life.model
+            if life is not None and replace_grace is None:
+                raise NotReadyError(f"{life.model.name!r} is loaded; unload or replace it")
             prepared = await asyncio.to_thread(self._prepare, folder, name)
-            self._epoch += 1
-            self.watch.set(Phase.PHASE_LOADING, self._epoch, name)
-            try:
-                self._life = await ChainLife.begin(prepared, self._epoch, progress)
-            except BaseException as error:
-                self.watch.set(Phase.PHASE_IDLE, self._epoch, detail=f"{name}: {error}")
-                raise
-            self._end_watcher = asyncio.create_task(self._watch_chain(self._life))
-            self.watch.set(Phase.PHASE_SERVING, self._epoch, name)
-            return self._life.model
+            if self._life is not None:
+                progress(0, 0, f"draining {self._life.model.name}")
+                await self._end_life(replace_grace or 0.0)
+            if self._ending or self.failed.is_set():
+                raise NotReadyError("the runtime is ending")
+            return await self._begin_life(prepared, progress)
+
+    async def _begin_life(self, prepared: Prepared, progress: Progress) -> control_pb2.Model:
+        name = prepared.name
+        self._epoch += 1
+        self.watch.set(Phase.PHASE_LOADING, self._epoch, name)
+        try:
+            self._life = await ChainLife.begin(prepared, self._epoch, progress)
+        except BaseException as error:
+            self.watch.set(Phase.PHASE_IDLE, self._epoch, detail=f"{name}: {error}")
+            raise
+        self._end_watcher = asyncio.create_task(self._watch_chain(self._life))
+        self.watch.set(Phase.PHASE_SERVING, self._epoch, name)
+        return self._life.model
 
     async def unload(self, name: str, grace_seconds: float) -> None:
         """Drains the chain and frees the model.
@@ -104,8 +123,7 @@ class Runtime:
         """
         if self._life is None or self._life.model.name != name:
             raise NoSuchModelError(f"no model named {name!r} is loaded")
-        if self._busy.locked():
-            raise NotReadyError("another load, unload or drain is under way")
+        self._refuse_while_busy()
         async with self._busy:
             await self._end_life(grace_seconds)
 
@@ -116,8 +134,7 @@ class Runtime:
             NotReadyError: no model is loaded, or a change is under way.
         """
         life = self.life
-        if self._busy.locked():
-            raise NotReadyError("another load, unload or drain is under way")
+        self._refuse_while_busy()
         async with self._busy:
             self.watch.set(Phase.PHASE_DRAINING, self._epoch, life.model.name)
             return await life.drain(grace_seconds)
@@ -136,15 +153,30 @@ class Runtime:
         """Ends in order: drains within the grace time, then stops the chain."""
         self._ending = True
         if self._life is not None:
-            await self._end_life(grace_seconds)
+            with contextlib.suppress(NotReadyError):
+                await self._end_life(grace_seconds)
+        elif self._leaving is not None:
+            await self._leaving.end()
 
     async def _end_life(self, grace_seconds: float) -> None:
+        """Drains and ends the present life; `close` may do the same meanwhile, with another grace time.
+
+        Raises:
+            NotReadyError: the chain has ended by itself meanwhile.
+        """
         life = self.life
         self.watch.set(Phase.PHASE_DRAINING, self._epoch, life.model.name)
         await life.drain(grace_seconds)
-        self._life = None
+        if self._life is life:
+            self._life, self._leaving = None, life
+        elif self._leaving is not life:
+            raise NotReadyError("the chain has ended by itself")
         await life.end()
         self.watch.set(Phase.PHASE_IDLE, self._epoch)
+
+    def _refuse_while_busy(self) -> None:
+        if self._busy.locked():
+            raise NotReadyError("another load, unload or drain is under way")
 
     async def _watch_chain(self, life: ChainLife) -> None:
         """Blocks on the chain's end; when nobody asked for it, the runtime has failed."""
@@ -158,7 +190,9 @@ class Runtime:
         self.failed.set()
 
     def _prepare(self, folder: ModelFolder, name: str) -> Prepared:
-        return prepare(self.config, folder, name, available_bytes(self.config))
+        check_tokenizer(folder.path)
+        replaced = None if self._life is None else self._life.chain.pid
+        return prepare(self.config, folder, name, available_bytes(self.config, replaced))
 
     async def _resolve(self, source: str, progress: Progress) -> ModelFolder:
         loop = asyncio.get_running_loop()
@@ -170,12 +204,6 @@ class Runtime:
             return await asyncio.to_thread(resolve_model, source, report, weights=not self.config.random_weights)
         except ModelError as error:
             raise BadRequestError(str(error)) from error
-
-    def _already_loaded(self, path: Path, name: str) -> control_pb2.Model:
-        life = self.life
-        if life.folder == path and life.model.name == name:
-            return life.model
-        raise NotReadyError(f"{life.model.name!r} is loaded; unload it first")
 
 
 __all__ = ["ChainError", "Runtime", "Watch"]

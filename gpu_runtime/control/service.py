@@ -58,7 +58,8 @@ class ControlService(ControlServicer):
         def report(done: int, total: int, what: str) -> None:
             latest.stage, latest.done_units, latest.total_units = what, done, total
 
-        load = asyncio.create_task(self._runtime.load(request.source, request.name, report))
+        grace = min(request.grace_seconds, MAX_GRACE_SECONDS) if request.replace else None
+        load = asyncio.create_task(self._runtime.load(request.source, request.name, report, replace_grace=grace))
         self._loads.add(load)
         load.add_done_callback(self._loads.discard)
         while not load.done():

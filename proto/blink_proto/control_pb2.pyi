@@ -79,12 +79,16 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., device: _Optional[str] = ..., state: _Optional[_Union[State, _Mapping]] = ..., arena_version: _Optional[int] = ..., layout_hash: _Optional[int] = ..., channels: _Optional[int] = ..., channels_free: _Optional[int] = ...) -> None: ...
 
 class LoadModelRequest(_message.Message):
-    __slots__ = ("source", "name")
+    __slots__ = ("source", "name", "replace", "grace_seconds")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    GRACE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     source: str
     name: str
-    def __init__(self, source: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    replace: bool
+    grace_seconds: int
+    def __init__(self, source: _Optional[str] = ..., name: _Optional[str] = ..., replace: _Optional[bool] = ..., grace_seconds: _Optional[int] = ...) -> None: ...
 
 class LoadModelProgress(_message.Message):
     __slots__ = ("stage", "done_units", "total_units", "done", "model")

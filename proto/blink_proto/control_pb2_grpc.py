@@ -90,6 +90,10 @@ class ControlServicer:
         """Loads a model and starts the chain. The stream reports progress; its last message has `done` set.
         FAILED_PRECONDITION: another model is loaded. INVALID_ARGUMENT: unsupported or broken model.
         RESOURCE_EXHAUSTED: too little memory. Loading what is loaded already succeeds at once.
+        With `replace` another model is no obstacle. The new one is resolved and checked first, against the memory
+        that will be free by then, and what is wrong with it is refused while the old one serves on. Then the old one
+        is drained and freed as by UnloadModel, and the new one starts as a new epoch.
+        ABORTED: the chain ended during its start; no model is loaded then, and the state's detail says why.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

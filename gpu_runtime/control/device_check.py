@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from importlib.util import find_spec
 
 from gpu_runtime.config import ConfigError
@@ -26,6 +27,8 @@ def require_device(device: str) -> None:
     missing = [package for module, package in _PACKAGES.items() if not _is_there(module)]
     if missing:
         raise ConfigError(f"--device cuda needs what is not installed: {', '.join(missing)} (extras gpu and cuda)")
+    if (version := metadata.version("torch")).endswith("+cpu"):
+        raise ConfigError(f"--device cuda: the installed torch {version} was built for the CPU alone")
     try:
         header_folder()
         device_runtime_library()

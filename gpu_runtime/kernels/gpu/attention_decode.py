@@ -8,8 +8,8 @@ that varies between steps is read from device memory; programs beyond the step's
 There are two ways to call it. `decode_attention` takes queries that are rotated already, and a cache that holds the
 step's own tokens. `fused_decode_attention` takes the projection's rows as they are: each program rotates its queries,
 and the one with a work's last tile rotates and stores the new key, stores the new value and attends to both from its
-registers. No kernel has to come in between, and since the cache is then as earlier steps left it, the first positions
-of a tile are loaded before the projection has ended.
+registers. No kernel has to come in between, and since the cache is then as earlier steps left it, a tile's last
+positions are loaded before the projection has ended, and some of the others prefetched.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ the cache. A kernel with much shared memory that starts earlier takes the place 
 LOG2_E = math.log2(math.e)
 _PREFETCHED_BLOCKS = 3  # of a program, each of as many positions as it takes at a time, in steps of few works
 _PREFETCHING_WORKS = 16  # beyond, programs that could prefetch more would push each other's lines out
+_REGISTERS = 168  # of a thread: three programs of 128 threads on a multiprocessor, as their shared memory allows
 _JOINED_FLOATS = 4096  # of partial outputs loaded at a time by the program that joins them: 32 registers a thread
 
+_INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
 _DECODE_TILES: tl.constexpr = tl.constexpr(layout.STEP_HEADER_OFFSETS["decode_tiles"] // 4)
 _DECODE_SPAN: tl.constexpr = tl.constexpr(layout.STEP_HEADER_OFFSETS["decode_span"] // 4)
 WORK_WORDS: tl.constexpr = tl.constexpr(layout.Work.itemsize // 4)
@@ -206,6 +208,7 @@ def _launch(
     group = shape.query_heads // shape.kv_heads
     columns = triton.next_power_of_2(shape.head_dim)
     packed = triton.next_power_of_2(group)
+    bounded = queries.dtype == torch.bfloat16 and config.warps == 4 and packed <= 16  # else it spills, or needs fewer
     _decode_kernel[(shape.kv_heads, tiles)](
         queries,
         keys,
@@ -243,6 +246,7 @@ def _launch(
         LATE=release == "late",
         num_warps=config.warps,
         num_stages=config.stages,
+        maxnreg=_REGISTERS if bounded else None,
         launch_pdl=programmatic,
     )
 
@@ -265,50 +269,60 @@ def _prefetch(cache: tl.tensor, rows: tl.tensor, wanted: tl.tensor, HEAD_DIM: tl
 
 
 @triton.jit
+def _pinned(tensor: tl.tensor) -> tl.tensor:
+    """The same numbers, computed where this is said to and in the layout they have there; costs no instruction.
+
+    Without it the compiler moves the change to a product's layout in front of what leads there, which every warp then
+    computes for itself, and waits for the cache before it loads the queries.
+    """
+    if _INTERPRETED:
+        return tensor
+    return tl.inline_asm_elementwise(
+        "mov.b32 $0, $1;",
+        "=r,r",
+        [tensor],
+        dtype=tensor.dtype,
+        is_pure=False,
+        pack=32 // tensor.dtype.primitive_bitwidth,
+    )
+
+
+@triton.jit
 def _rotate(
-    heads: tl.tensor,
-    rows: tl.tensor,
-    mask: tl.tensor,
+    own: tl.tensor,
+    other: tl.tensor,
     norm: tl.tensor,
     epsilon: tl.tensor,
     dims: tl.tensor,
+    across: tl.tensor,
     cosine: tl.tensor,
     sine: tl.tensor,
     HEAD_DIM: tl.constexpr,
     NORMED: tl.constexpr,
 ) -> tl.tensor:
-    """Loads heads from the offsets `rows` [.., 1]; norms and rotates them, rounding where `rope_store` does.
+    """Norms and rotates heads, a row each, rounding where `rope_store` does.
 
-    `sine` has the sign of a dimension's half: the other half's number, which is loaded as well, is added.
+    `other` is a head with its halves exchanged, as `across` exchanges `dims`.
     """
-    dtype = heads.dtype.element_ty
-    across = tl.where(dims < HEAD_DIM // 2, dims + HEAD_DIM // 2, dims - HEAD_DIM // 2)[None, :]
-    own = tl.load(heads + rows + dims[None, :], mask, other=0.0).to(tl.float32)
-    other = tl.load(heads + rows + across, mask, other=0.0).to(tl.float32)
+    dtype = own.dtype
+    own = own.to(tl.float32)
+    other = other.to(tl.float32)
     if NORMED:
         used = dims[None, :] < HEAD_DIM
         scale = tl.rsqrt(tl.sum(own * own, 1) / HEAD_DIM + epsilon)[:, None]
         own_weight = tl.load(norm + dims[None, :], used, other=0.0).to(tl.float32)
-        other_weight = tl.load(norm + across, used, other=0.0).to(tl.float32)
+        other_weight = tl.load(norm + across[None, :], used, other=0.0).to(tl.float32)
         own = ((own * scale).to(dtype).to(tl.float32) * own_weight).to(dtype).to(tl.float32)
         other = ((other * scale).to(dtype).to(tl.float32) * other_weight).to(dtype).to(tl.float32)
+    other = tl.where(dims[None, :] < HEAD_DIM // 2, -other, other)
     return (own * cosine[None, :] + other * sine[None, :]).to(dtype)
 
 
 @triton.jit
 def _attend(
-    query: tl.tensor,
-    key: tl.tensor,
-    value: tl.tensor,
-    inside: tl.tensor,
-    scale: tl.tensor,
-    peak: tl.tensor,
-    total: tl.tensor,
-    acc: tl.tensor,
+    scores: tl.tensor, value: tl.tensor, peak: tl.tensor, total: tl.tensor, acc: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Adds positions, those `inside`, to what was attended: the peak of the scores, the sum, the weighted values."""
-    scores = tl.dot(query, key.T, input_precision="ieee") * scale
-    scores = tl.where(inside[None, :], scores, float("-inf"))
+    """Adds positions to what was attended: the peak of the scores, the sum of the weights, the weighted values."""
     new_peak = tl.maximum(peak, tl.max(scores, 1))
     weights = tl.exp2(scores - new_peak[:, None])
     keep = tl.exp2(peak - new_peak)
@@ -375,85 +389,94 @@ def _decode_kernel(
     token = tl.load(work + WORK_QUERY_START).to(tl.int64)
     context = tl.load(work + WORK_CONTEXT)
     table = block_table + tl.load(work + WORK_SLOT).to(tl.int64) * table_stride
-    # What is to be read from the cache ends there; fused, the work's last position is not in it yet.
-    end = tl.minimum(first + span, context - 1 if FUSED else context)
+    end = tl.minimum(first + span, context)
 
     # A tile starts with a block, so a row's place in its block stays the same.
     offsets = tl.arange(0, POSITIONS)
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, COLUMNS)
     used_dims = dims[None, :] < HEAD_DIM
-    columns = table + (first + offsets) // BLOCK_TOKENS
-    blocks = tl.load(columns, first + offsets < end, other=0)
+    used_rows = (rows[:, None] < GROUP) & used_dims
     BLOCK_STRIDE: tl.constexpr = KV_HEADS * BLOCK_TOKENS * HEAD_DIM
     keys += kv_head * BLOCK_TOKENS * HEAD_DIM
     values += kv_head * BLOCK_TOKENS * HEAD_DIM
     place = (offsets % BLOCK_TOKENS).to(tl.int64) * HEAD_DIM
     inner = place[:, None] + dims[None, :]
-    start = first
     if FUSED:
-        is_last = first + span >= context  # the program of the new token
-        # Not in the loop, so that these wait in registers for what the projection has yet to write.
-        first_cached = blocks.to(tl.int64)[:, None] * BLOCK_STRIDE + inner
-        first_inside = first + offsets < end
-        first_key = tl.load(keys + first_cached, first_inside[:, None] & used_dims, other=0.0)
-        first_value = tl.load(values + first_cached, first_inside[:, None] & used_dims, other=0.0)
-        kv_slot = tl.load(kv_slots + token)
+        # The tile's last positions come first: they alone may be fewer, and with them the new token. They are not
+        # loaded by the loop, so that they wait in registers for what the projection has yet to write.
         HALF: tl.constexpr = HEAD_DIM // 2
+        loop_end = first + (end - first - 1) // POSITIONS * POSITIONS
+        tail = loop_end + offsets
+        cached = tail < tl.minimum(end, context - 1)
+        tail_blocks = tl.load(table + tail // BLOCK_TOKENS, cached, other=0)
+        tail_at = tail_blocks.to(tl.int64)[:, None] * BLOCK_STRIDE + inner
+        tail_key = tl.load(keys + tail_at, cached[:, None] & used_dims, other=0.0)
+        tail_value = tl.load(values + tail_at, cached[:, None] & used_dims, other=0.0)
+        kv_slot = tl.load(kv_slots + token)
         angles = (context - 1).to(tl.int64) * HALF + tl.where(dims < HALF, dims, dims - HALF)
         cosine = tl.load(cosines + angles, dims < HEAD_DIM, other=0.0)
         sine = tl.load(sines + angles, dims < HEAD_DIM, other=0.0)
-        sine = tl.where(dims < HALF, -sine, sine)
-        start += POSITIONS
-        columns += POSITIONS // BLOCK_TOKENS
-        blocks = tl.load(columns, start + offsets < end, other=0)
+    else:
+        loop_end = end
+    columns = table + (first + offsets) // BLOCK_TOKENS
+    blocks = tl.load(columns, first + offsets < loop_end, other=0)
     if PROGRAMMATIC:
         # All up to here is the scheduler's, which wrote it before the step began; so is most of the cache.
         ahead = blocks
         for block in tl.static_range(PREFETCHED):
+            begin = first + block * POSITIONS
             if block > 0:
-                after = block * POSITIONS
-                ahead = tl.load(columns + after // BLOCK_TOKENS, start + after + offsets < end, other=0)
-            _prefetch(keys, ahead.to(tl.int64) * BLOCK_STRIDE + place, start + block * POSITIONS < end, HEAD_DIM)
-            _prefetch(values, ahead.to(tl.int64) * BLOCK_STRIDE + place, start + block * POSITIONS < end, HEAD_DIM)
+                ahead = tl.load(columns + block * POSITIONS // BLOCK_TOKENS, begin + offsets < loop_end, other=0)
+            _prefetch(keys, ahead.to(tl.int64) * BLOCK_STRIDE + place, begin < loop_end, HEAD_DIM)
+            _prefetch(values, ahead.to(tl.int64) * BLOCK_STRIDE + place, begin < loop_end, HEAD_DIM)
         gdc_wait()
 
-    used_rows = (rows[:, None] < GROUP) & used_dims
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     head_offset = kv_head * GROUP * HEAD_DIM
     query_rows = rows[:, None] * HEAD_DIM + dims[None, :]
     queries += token * query_stride
+    query = tl.load(queries + head_offset + query_rows, used_rows, other=0.0)
     if FUSED:
-        heads = queries + head_offset
-        group_rows = rows[:, None] * HEAD_DIM
-        query = _rotate(heads, group_rows, used_rows, query_norm, epsilon, dims, cosine, sine, HEAD_DIM, NORMED)
-        heads = queries + (KV_HEADS * GROUP + kv_head) * HEAD_DIM
-        one_row = tl.zeros([1, 1], tl.int32)
-        stored = used_dims & is_last
-        new_key = _rotate(heads, one_row, stored, key_norm, epsilon, dims, cosine, sine, HEAD_DIM, NORMED)
-        new_value = tl.load(heads + KV_HEADS * HEAD_DIM + dims[None, :], stored, other=0.0)
-        kept = (kv_slot // BLOCK_TOKENS).to(tl.int64) * BLOCK_STRIDE + (kv_slot % BLOCK_TOKENS) * HEAD_DIM
-        tl.store(keys + kept + dims[None, :], new_key, stored)
-        tl.store(values + kept + dims[None, :], new_value, stored)
-        score = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * scale
-        peak = tl.where(is_last, score, float("-inf"))
-        total = tl.full([ROWS], 1.0, tl.float32) * is_last.to(tl.float32)
-        acc = tl.broadcast_to(new_value.to(tl.float32), [ROWS, COLUMNS])
-        peak, total, acc = _attend(query, first_key, first_value, first_inside, scale, peak, total, acc)
-    else:
-        query = tl.load(queries + head_offset + query_rows, used_rows, other=0.0)
-        peak = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        acc = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for position in tl.range(start, end, POSITIONS):
-        cached = blocks.to(tl.int64)[:, None] * BLOCK_STRIDE + inner
+        across = tl.where(dims < HALF, dims + HALF, dims - HALF)
+        other = tl.load(queries + head_offset + rows[:, None] * HEAD_DIM + across[None, :], used_rows, other=0.0)
+        # In every row of the group, so that it lies as the queries do.
+        new = queries + (KV_HEADS * GROUP + kv_head) * HEAD_DIM
+        new_rows = new + tl.zeros([ROWS, 1], tl.int32)
+        taken = used_rows & (end == context)
+        new_key = tl.load(new_rows + dims[None, :], taken, other=0.0)
+        other_key = tl.load(new_rows + across[None, :], taken, other=0.0)
+        is_new = tail == context - 1
+        new_in_tail = is_new[:, None] & used_dims
+        new_rows = new + KV_HEADS * HEAD_DIM + tl.zeros([POSITIONS, 1], tl.int32)
+        tail_key = _pinned(tail_key)
+        tail_value = tl.load(new_rows + dims[None, :], new_in_tail, other=_pinned(tail_value))
+        query = _rotate(query, other, query_norm, epsilon, dims, across, cosine, sine, HEAD_DIM, NORMED)
+        query = _pinned(query)
+        new_key = _rotate(new_key, other_key, key_norm, epsilon, dims, across, cosine, sine, HEAD_DIM, NORMED)
+        kept = (kv_slot // BLOCK_TOKENS).to(tl.int64) * BLOCK_STRIDE + (kv_slot % BLOCK_TOKENS) * HEAD_DIM + dims
+        new_score = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1)
+        tl.store(keys + kept[None, :] + tl.zeros([ROWS, 1], tl.int32), new_key, taken & (rows[:, None] == 0))
+        tl.store(values + kept[None, :] + tl.zeros([POSITIONS, 1], tl.int32), tail_value, new_in_tail)
+        scores = tl.dot(query, tail_key.T, input_precision="ieee")
+        scores = tl.where(is_new[None, :], new_score[:, None], scores)
+        scores = tl.where((tail < end)[None, :], scores * scale, float("-inf"))
+        peak, total, acc = _attend(scores, tail_value, peak, total, acc)
+    for position in tl.range(first, loop_end, POSITIONS):
+        at = blocks.to(tl.int64)[:, None] * BLOCK_STRIDE + inner
         columns += POSITIONS // BLOCK_TOKENS
-        blocks = tl.load(columns, position + POSITIONS + offsets < end, other=0)
-        inside = position + offsets < end
+        blocks = tl.load(columns, position + POSITIONS + offsets < loop_end, other=0)
+        inside = position + offsets < loop_end
         # What lies past the context may be no number, and that times a weight of zero would be none either.
-        used = inside[:, None] & used_dims
-        key = tl.load(keys + cached, used, other=0.0)
-        value = tl.load(values + cached, used, other=0.0)
-        peak, total, acc = _attend(query, key, value, inside, scale, peak, total, acc)
+        used = used_dims if FUSED else inside[:, None] & used_dims
+        key = tl.load(keys + at, used, other=0.0)
+        scores = tl.dot(query, key.T, input_precision="ieee") * scale
+        if not FUSED:
+            scores = tl.where(inside[None, :], scores, float("-inf"))
+        value = tl.load(values + at, used, other=0.0)
+        peak, total, acc = _attend(scores, value, peak, total, acc)
     if PROGRAMMATIC and LATE:
         gdc_launch_dependents()
 

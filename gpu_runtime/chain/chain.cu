@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(256)
   auto* hot_memory = reinterpret_cast<uint8_t*>(shared);
   const blink::BlockExec exec{&scratch};
   const StepHeader& header = cold.state->header;
-  blink::prefetch_steady(*cold.state);
+  blink::touch_steady(*cold.state);
   const blink::HotState rehearsal(rehearsal_cold, hot_memory);
   if (threadIdx.x == 0) command = static_cast<uint64_t>(Command::RUN);
   State* state = &rehearsal.state();
@@ -130,7 +130,8 @@ extern "C" __global__ void __launch_bounds__(256)
       asm volatile("griddepcontrol.wait;" ::: "memory");  // for the sampled tokens
       state = cold.state;
       ended_step = header.tokens != 0 ? header.step : 0;
-      if (threadIdx.x == 0) command = blink::load_acquire(&board->command);
+      // Relaxed: an acquire would empty the first-level cache.
+      if (threadIdx.x == 0) command = blink::load_relaxed(&board->command);
     }
     if (threadIdx.x == 0) begin = now_ns();
     __syncthreads();

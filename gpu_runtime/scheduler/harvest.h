@@ -50,8 +50,7 @@ BLINK_FN void harvest(const Exec& exec, State& state) {
     Sequence& sequence = state.sequences[state.works[w].slot];
     sequence.computed += state.works[w].query_tokens;
   });
-  exec.each(state.header.rows,
-            [&](uint32_t r) { take_token(state, state.rows[r].slot, static_cast<uint32_t>(state.sampled[r])); });
+  exec.each(state.header.rows, [&](uint32_t r) { take_token(state, state.rows[r].slot, sampled_token(state, r)); });
 }
 
 // What a sampled row adds to the counters, in four fields of 16 bits: ends by STOP, LENGTH and ERROR, and tokens.
@@ -116,7 +115,7 @@ BLINK_FN void publish(const Exec& exec, State& state) {
               const Sequence& sequence = sequence_at(r);
               const bool bad = sequence.finish == arena::Finish::ERROR;
               const Record record{bad ? arena::RecordKind::END : arena::RecordKind::TOKEN, sequence.finish,
-                                  sequence.error, sequence.position, bad ? 0 : static_cast<uint32_t>(state.sampled[r])};
+                                  sequence.error, sequence.position, bad ? 0 : sampled_token(state, r)};
               const uint64_t at = state.channels[sequence.channel].log_next + rank;
               if (sequence.logprobs != 0) state.log_at[r] = at;
               write_record(state, sequence.channel, at, record);

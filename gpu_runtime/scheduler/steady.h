@@ -26,7 +26,7 @@ BLINK_FN void prepare_steady(const Exec& exec, State& state) {
 // The sampled token only makes the sequence one longer.
 BLINK_FN bool row_is_steady(const State& state, uint32_t r) {
   const Sequence& sequence = state.sequences[state.works[r].slot];
-  const uint32_t token = static_cast<uint32_t>(state.sampled[r]);
+  const uint32_t token = sampled_token(state, r);
   return token < state.config.vocab_size && sequence.computed >= sequence.prompt_tokens &&
          sequence.length + 1 < sequence.prompt_tokens + sequence.max_tokens && !is_stop_token(state, sequence, token);
 }
@@ -61,7 +61,7 @@ BLINK_FN bool channel_is_steady(State& state, uint32_t c, uint64_t now_ns) {
 BLINK_FN void advance_row(State& state, uint32_t r, uint64_t before, uint32_t span) {
   const layout::Work work = state.works[r];
   Sequence& sequence = state.sequences[work.slot];
-  const uint32_t token = static_cast<uint32_t>(state.sampled[r]);
+  const uint32_t token = sampled_token(state, r);
   const Record record{arena::RecordKind::TOKEN, arena::Finish::NONE, arena::ErrorCode::NONE, work.position, token};
   const uint64_t at = state.channels[work.channel].log_next + state.row_ranks[r];
   write_record(state, work.channel, at, record);
@@ -78,14 +78,15 @@ BLINK_FN void advance_row(State& state, uint32_t r, uint64_t before, uint32_t sp
   write_tiles_of(state.decode_tiles, r, base, pieces_of(sequence.length, span), span);
 }
 
-// Of the words that front ends see, only one changes: the position after the records, which are written before it.
+// Of the words that front ends see, only one changes: the position after the records. They need not be there when it is
+// seen, since each carries its lap.
 BLINK_FN void advance_channel(State& state, uint32_t c, uint64_t now_ns) {
   Channel& channel = state.channels[c];
   channel.log_next += state.row_counts[c];
   if (!channel.live) return;
   watch_heartbeat(channel, channel.heartbeat_now, now_ns, state.config.lease_timeout_ns);
   watch_cursor(channel, channel.log_read_now);
-  store_release(&channel_out(state, c)->log_written, channel.log_next);
+  store_relaxed(&channel_out(state, c)->log_written, channel.log_next);
 }
 
 BLINK_FN void advance_counts(State& state, uint64_t sum, uint32_t span) {

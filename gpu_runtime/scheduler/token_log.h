@@ -5,6 +5,11 @@
 
 namespace blink {
 
+// The token that the step sampled for a row. Other kernels write it while the scheduler's already runs on the GPU.
+BLINK_FN uint32_t sampled_token(const State& state, uint32_t row) {
+  return load_relaxed(reinterpret_cast<const uint32_t*>(state.sampled) + row);
+}
+
 // Records that fit into the channel's log before the front end reads on.
 BLINK_FN uint64_t log_room(const State& state, const Channel& channel) {
   return state.config.log_slots - (channel.log_next - channel.log_read);

@@ -3,7 +3,8 @@
 Tries a handful of configurations and tile spans for each case and prints one table: the configuration in use and the
 best one found. Floors: the bytes of keys and values over 4.40 TB/s, or the operations over 790 TFLOP/s (both measured
 on an H200). Each launch of a captured graph reads its own cache, so that keys and values come from memory and not from
-the second-level cache. Every configuration's result is compared with the first one's.
+the second-level cache. Every configuration's result is compared with the first one's. For decodes, two lines more:
+with the rotation and the stores by a kernel in front, and within attention.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from gpu_runtime.kernels.attention import RopeTables
 from gpu_runtime.model.device_plan import DevicePlan, decode_tiles_max
 from gpu_runtime.scheduler import layout
 from tests.attention_cases import BLOCK, Case, block_table, plan
+
+if TYPE_CHECKING:
+    from gpu_runtime.kernels.gpu.attention_decode import DecodeScratch
 
 BYTES_PER_SECOND = 4.40e12
 OPERATIONS_PER_SECOND = 790e12
@@ -37,7 +43,8 @@ HEADS = {"8B": (128, 4, 8), "1B": (64, 4, 8), "135M": (64, 3, 3)}  # head size, 
 DTYPE = torch.bfloat16
 DECODE_CONFIGS = ((64, 4, 2), (64, 4, 4), (128, 4, 2), (128, 4, 3), (64, 2, 3), (32, 2, 4))
 CHUNK_CONFIGS = ((128, 128, 8, 2), (128, 64, 8, 3), (128, 64, 8, 2), (128, 64, 4, 2), (64, 128, 4, 2), (64, 64, 4, 2))
-TORCH = "torch, not paged"
+TORCH, APART, FUSED = "torch, not paged", "rotation and stores in front", "rotation and stores within"
+BESIDE = (TORCH, APART, FUSED)
 Launch = Callable[[], object]
 
 
@@ -84,7 +91,9 @@ class Bench:
         self.case, shape = case, case.shape
         table, blocks = block_table(case, np.random.default_rng(1))
         self.table = table
-        self.queries = torch.randn(case.tokens, shape.query_heads * shape.head_dim, dtype=DTYPE, device="cuda")
+        width = shape.query_heads * shape.head_dim
+        self.fused = torch.randn(case.tokens, width + 2 * shape.kv_heads * shape.head_dim, dtype=DTYPE, device="cuda")
+        self.queries = self.fused[:, :width]
         cache_bytes = 2 * 2 * blocks * shape.kv_heads * BLOCK * shape.head_dim
         layers = min(LAYERS_MAX, max(2, -(-CACHE_BYTES // cache_bytes)))
         size = (blocks, shape.kv_heads, BLOCK, shape.head_dim)
@@ -92,7 +101,7 @@ class Bench:
             (torch.randn(size, dtype=DTYPE, device="cuda"), torch.randn(size, dtype=DTYPE, device="cuda"))
             for _ in range(layers)
         ]
-        self.out = torch.empty_like(self.queries)
+        self.out = torch.empty(case.tokens, width, dtype=DTYPE, device="cuda")
         self.first: torch.Tensor | None = None
 
     def measure(self, launches: Sequence[Launch]) -> tuple[float, float]:
@@ -128,6 +137,10 @@ def decode_timings(name: str, works: int, in_use_only: bool) -> Iterator[Timing]
     others = [] if in_use_only else [DecodeConfig(*sizes) for sizes in DECODE_CONFIGS]
     spans = [span for span in SPANS if works * -(-CONTEXT // span) <= decode_tiles_max(works)]
     spans = [planned_span(works)] if in_use_only else spans
+    case = f"{name} decode, {works} x {CONTEXT}"
+    ways = rotating_launches(bench, scratch)
+    for launch in ways[APART]:
+        launch()  # so that all caches hold the new keys and values
     for config, span in product(dict.fromkeys([own, *others]), spans):
         in_memory = bench.plan(span)
         launches = [
@@ -136,7 +149,29 @@ def decode_timings(name: str, works: int, in_use_only: bool) -> Iterator[Timing]
         ]
         label = f"span {span}, {config.positions} positions, {config.warps} warps, {config.stages} stages"
         in_use = config == own and span == planned_span(works)
-        yield Timing(f"{name} decode, {works} x {CONTEXT}", label, *bench.measure(launches), floor, in_use)
+        yield Timing(case, label, *bench.measure(launches), floor, in_use)
+    for way, launches in ways.items():
+        yield Timing(case, way, *bench.measure(launches), floor, False)
+
+
+def rotating_launches(bench: Bench, scratch: DecodeScratch) -> dict[str, list[Launch]]:
+    """The step's work on each cache by two kernels and by one; turning by no angle, so that all give the same."""
+    from gpu_runtime.kernels.gpu.attention_decode import decode_attention, fused_decode_attention
+    from gpu_runtime.kernels.gpu.rope_store import rope_store
+
+    shape, works = bench.case.shape, bench.case.tokens
+    tables = RopeTables(*(torch.full((CONTEXT, shape.head_dim // 2), turn, device="cuda") for turn in (1.0, 0.0)))
+    in_memory = bench.plan(planned_span(works))
+    at = torch.full((works,), CONTEXT - 1, dtype=torch.int32, device="cuda")
+
+    def apart(keys: torch.Tensor, values: torch.Tensor) -> None:
+        rope_store(bench.fused, at, in_memory.kv_slots, tables, None, keys, values)
+        decode_attention(bench.queries, keys, values, in_memory, works, shape, scratch, bench.out)
+
+    def fused(keys: torch.Tensor, values: torch.Tensor) -> None:
+        fused_decode_attention(bench.fused, keys, values, in_memory, works, shape, scratch, bench.out, tables, None)
+
+    return {way: [partial(run, *cache) for cache in bench.caches] for way, run in ((APART, apart), (FUSED, fused))}
 
 
 def chunk_timings(name: str, tokens: int, in_use_only: bool) -> Iterator[Timing]:
@@ -182,9 +217,11 @@ def print_table(timings: Sequence[Timing]) -> None:
     """Two lines for each case: the configuration in use at the span that the scheduler takes, and the best of all."""
     print("\nus (times the floor)")
     for case in dict.fromkeys(timing.case for timing in timings):
-        own = [timing for timing in timings if timing.case == case and timing.config != TORCH]
+        own = [timing for timing in timings if timing.case == case and timing.config not in BESIDE]
         theirs = [
-            f", torch {timing.microseconds:.1f}" for timing in timings if timing.case == case and timing not in own
+            f", {timing.config} {timing.microseconds:.1f}"
+            for timing in timings
+            if timing.case == case and timing not in own
         ]
         used = next(timing for timing in own if timing.in_use)
         best = min(own, key=lambda timing: timing.microseconds)

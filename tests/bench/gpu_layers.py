@@ -1,5 +1,7 @@
 """Layers on a GPU, without sampling and scheduler: `python -m tests.bench.gpu_layers [--models …] [--json FILE]`.
 
+`--parts decodes --tokens 1 8 --attention fused-late apart-late` compares ways to attend in a short time.
+
 Whole steps of random weights, each beside its floor (the bytes it must read over what the GPU was measured to read, or
 its operations over what it was measured to do), then the small kernels of a layer alone. Times are medians of replays
 of a CUDA graph.
@@ -12,7 +14,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import torch
 from safetensors.torch import save_file
 
 from gpu_runtime.kernels.attention import RopeTables
+from gpu_runtime.kernels.gpu.attention_decode import Release
 from gpu_runtime.kernels.gpu.gated import silu_mul
 from gpu_runtime.kernels.gpu.norm import gather_norm, rms_norm
 from gpu_runtime.kernels.gpu.rope_store import rope_store
@@ -40,6 +43,14 @@ PROMPTS = (512, 2048, 8192)
 PROMPTED, LOADED = "Llama-3.1-8B", "Llama-3.2-1B"
 SKINNY_TOKENS = 16
 LAUNCHES = 32
+PARTS = ("kernels", "decodes", "loading", "prompts")
+ATTENTION: dict[str, tuple[bool, Release]] = {
+    "fused-late": (True, "late"),
+    "fused-start": (True, "start"),
+    "apart-late": (False, "late"),
+    "apart-start": (False, "start"),
+}
+"""Whether decode attention rotates and stores itself, and when it lets the next kernel start."""
 SECONDS = 0.15
 """Of replays for a row at most; 3 are made in any case."""
 
@@ -57,7 +68,7 @@ class Row:
     def __str__(self) -> str:
         over = self.microseconds / self.floor
         return (
-            f"{self.what:<34}{self.tokens:>7}{self.kernels:>9}{self.microseconds:>12.2f}{self.floor:>12.2f}{over:>8.2f}"
+            f"{self.what:<44}{self.tokens:>7}{self.kernels:>9}{self.microseconds:>12.2f}{self.floor:>12.2f}{over:>8.2f}"
         )
 
 
@@ -104,18 +115,21 @@ def floor_us(config: ModelConfig, weights: GpuWeights, tokens: int, contexts: li
     return max(read / READ_BYTES_PER_US, operations / OPERATIONS_PER_US)
 
 
-def decode_rows(name: str, config: ModelConfig, weights: GpuWeights, overlap: bool) -> Iterator[Row]:
+def decode_rows(
+    name: str, config: ModelConfig, weights: GpuWeights, overlap: bool, attention: str, decodes: Sequence[int]
+) -> Iterator[Row]:
     """Steps in which every sequence has one token, by torch's products and by those for few tokens."""
-    most = max(DECODES)
-    driver = DeviceDriver(config, weights, PlanSizes(most, most, most, CONTEXT // BLOCK_TOKENS + 1), overlap)
+    most = max(decodes)
+    sizes = PlanSizes(most, most, most, CONTEXT // BLOCK_TOKENS + 1)
+    driver = DeviceDriver(config, weights, sizes, overlap, *ATTENTION[attention])
     driver.fill_cache()
-    for count in DECODES:
+    for count in decodes:
         driver.lengths = [CONTEXT - 1] * most
-        driver.put({slot: [slot + 3] for slot in range(count)}, count)
+        driver.put({slot: [3 + slot] for slot in range(count)}, count)
         floor = floor_us(config, weights, count, [CONTEXT] * count, count)
         for way, by in decode_ways(config, weights, count, overlap):
             microseconds, nodes = replayed(lambda by=by, count=count: driver.model.forward(count, True, by))
-            yield Row(f"{name} decode, {way}", count, nodes, microseconds, floor)
+            yield Row(f"{name} decode, {way}, {attention}", count, nodes, microseconds, floor)
 
 
 def decode_ways(
@@ -182,17 +196,21 @@ def loading_line(name: str, weights: GpuWeights) -> str:
     return f"{name}: {size:.2f} GB loaded in {seconds:.2f} s ({size / seconds:.1f} GB/s)"
 
 
-def all_rows(names: list[str]) -> Iterator[Row]:
+def all_rows(names: list[str], parts: Sequence[str], attention: Sequence[str], decodes: Sequence[int]) -> Iterator[Row]:
     """Every line of the table, the largest model's steps last."""
     for name in sorted(names, key=lambda name: SHAPES[name]["hidden_size"]):
         config = ModelConfig.from_dict(shape_config(name))
         weights = random_weights(config, torch.bfloat16, 1)
-        yield from kernel_rows(name, config, weights)
-        for overlap in (False, True):
-            yield from decode_rows(name, config, weights, overlap)
-        if name == LOADED:
+        if "kernels" in parts:
+            yield from kernel_rows(name, config, weights)
+        if "decodes" in parts:
+            if set(parts) == set(PARTS):
+                yield from decode_rows(name, config, weights, False, attention[0], decodes)
+            for way in attention:
+                yield from decode_rows(name, config, weights, True, way, decodes)
+        if name == LOADED and "loading" in parts:
             print(loading_line(name, weights), flush=True)
-        if name == PROMPTED:
+        if name == PROMPTED and "prompts" in parts:
             yield from prompt_rows(name, config, weights)
 
 
@@ -200,11 +218,14 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--attention", nargs="+", choices=list(ATTENTION), default=["fused-late"])
+    parser.add_argument("--tokens", nargs="+", type=int, default=DECODES, help="sequences of a decode step")
     parser.add_argument("--json", type=Path, help="write the rows there too")
     options = parser.parse_args()
-    print(f"{'what':<34}{'tokens':>7}{'kernels':>9}{'us':>12}{'floor us':>12}{'times':>8}", flush=True)
+    print(f"{'what':<44}{'tokens':>7}{'kernels':>9}{'us':>12}{'floor us':>12}{'times':>8}", flush=True)
     rows = []
-    for row in all_rows(options.models):
+    for row in all_rows(options.models, options.parts, options.attention, options.tokens):
         rows.append(row)
         print(row, flush=True)
     if options.json:

@@ -208,6 +208,7 @@ def _launch(
     group = shape.query_heads // shape.kv_heads
     columns = triton.next_power_of_2(shape.head_dim)
     packed = triton.next_power_of_2(group)
+    prefetched = (_PREFETCHED_BLOCKS if works_max <= _PREFETCHING_WORKS else 1) if programmatic else 0
     bounded = queries.dtype == torch.bfloat16 and config.warps == 4 and packed <= 16  # else it spills, or needs fewer
     _decode_kernel[(shape.kv_heads, tiles)](
         queries,
@@ -238,12 +239,12 @@ def _launch(
         COLUMNS=columns,
         BLOCK_TOKENS=shape.block_tokens,
         POSITIONS=config.positions,
-        PREFETCHED=_PREFETCHED_BLOCKS if works_max <= _PREFETCHING_WORKS else 1,
+        PREFETCHED=prefetched,
         JOINED=min(8, max(1, _JOINED_FLOATS // (packed * columns))),
         FUSED=tables is not None,
         NORMED=norms is not None,
         PROGRAMMATIC=programmatic,
-        LATE=release == "late",
+        LATE=programmatic and release == "late",
         num_warps=config.warps,
         num_stages=config.stages,
         maxnreg=_REGISTERS if bounded else None,

@@ -225,7 +225,8 @@ def print_table(timings: Sequence[Timing]) -> None:
         ]
         used = next(timing for timing in own if timing.in_use)
         best = min(own, key=lambda timing: timing.microseconds)
-        print(f"{case}: floor {used.floor:.1f}{''.join(theirs)}, worst error {max(timing.error for timing in own):.1e}")
+        worst = max(timing.error for timing in timings if timing.case == case)
+        print(f"{case}: floor {used.floor:.1f}{''.join(theirs)}, worst error {worst:.1e}")
         for word, found in (("in use", used), ("best", best)):
             print(f"    {word:6s} {found.microseconds:9.1f} ({found.microseconds / found.floor:5.2f})  {found.config}")
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -23,6 +24,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from gpu_runtime.cuda.errors import check
 from gpu_runtime.kernels.attention import RopeTables, Shape
 from gpu_runtime.kernels.gpu.rope_store import HeadNorms
 from gpu_runtime.model.device_plan import DevicePlan, decode_tiles_max
@@ -210,7 +212,7 @@ def _launch(
     packed = triton.next_power_of_2(group)
     prefetched = (_PREFETCHED_BLOCKS if works_max <= _PREFETCHING_WORKS else 1) if programmatic else 0
     bounded = queries.dtype == torch.bfloat16 and config.warps == 4 and packed <= 16  # else it spills, or needs fewer
-    _decode_kernel[(shape.kv_heads, tiles)](
+    kernel = _decode_kernel[(shape.kv_heads, tiles)](
         queries,
         keys,
         values,
@@ -250,6 +252,18 @@ def _launch(
         maxnreg=_REGISTERS if bounded else None,
         launch_pdl=programmatic,
     )
+    if programmatic:
+        _take_shared_memory(kernel.function)
+
+
+@cache
+def _take_shared_memory(function: int) -> None:
+    """All of a multiprocessor's cache as shared memory, from the next launch on: kernels overlap only where they agree
+    on the split, and those of the projections take all."""
+    from cuda.bindings import driver
+
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    check(driver.cuFuncSetAttribute(driver.CUfunction(function), attribute, 100))
 
 
 @triton.jit

@@ -1,7 +1,8 @@
 """The layers of the Llama family on the GPU, over a paged KV cache, driven by a plan in device memory.
 
 Everything here can be captured in a CUDA graph: sizes depend on the step's bucket alone, and what varies from step to
-step is read from the plan by the kernels. Tokens of padding are computed like others and go to the scratch block.
+step is read from the plan by the kernels. Tokens of padding are computed like others; what is stored of them goes to
+the scratch block.
 """
 
 from __future__ import annotations

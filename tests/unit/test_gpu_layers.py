@@ -6,6 +6,7 @@ On a machine without a CUDA device the kernels run in Triton's interpreter.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from gpu_runtime.model.config import ModelConfig
 from gpu_runtime.model.gpu_weights import load_weights, random_weights
 from gpu_runtime.model.source import open_folder
 from gpu_runtime.model.tensors import expected_shapes
-from tests.attention_cases import mend_interpreter
+from tests.attention_cases import Case, mend_interpreter
 from tests.device_plans import DeviceDriver, Known, PlanSizes, ScheduledDriver
+from tests.fused_attention_cases import attend_fused, build_raw
 from tests.random_models import random_model, take_weights, whole_logits
 from tests.tiny import LLAMA3_ROPE, SIZES, make_tiny, save_tokenizer
 from tests.unit.test_model_config import LLAMA
@@ -201,6 +203,34 @@ def test_models_against_transformers(family: str) -> None:
         assert logits.shape == (min(bucket, SMALL.max_running), SIZES["vocab_size"])
         expected = [wholes[slot][driver.lengths[slot] - 1] for slot in pieces]
         assert relative(logits[: len(pieces)].cpu(), torch.stack(expected)) < 1e-4
+
+
+def test_decodes_alone_with_rotation_within_attention_and_in_front() -> None:
+    """Head norms too: the same logits, and the same tokens seen by the step after."""
+    config, weights = take_weights(random_model("Qwen3", 4, head_dim=32), torch.float32, DEVICE)
+    fused, apart = (DeviceDriver(config, weights, SMALL, fuse=fuse) for fuse in (True, False))
+    steps = [({0: [5, 6, 7], 1: [8, 9]}, 8), ({1: [10], 0: [11]}, 3), ({0: [12], 1: [13]}, 2), ({0: [14, 15, 16]}, 4)]
+    for pieces, bucket in steps:
+        logits = [driver.step(pieces, bucket)[: len(pieces)] for driver in (fused, apart)]
+        assert relative(*logits) < 1e-5
+
+
+def test_fused_attention_refuses_what_it_would_misread() -> None:
+    case = Case("refused", 64, 2, 1, (5, 6))
+    raw = build_raw(case, DEVICE, normed=True)
+    tables, norms = raw.tables, raw.norms
+    assert norms is not None
+    short = RopeTables(tables.cosines[:, 1:], tables.sines[:, 1:])
+    wide = HeadNorms(norms.query.repeat(2), norms.key, norms.epsilon)
+    queries = replace(raw.step, fused=raw.step.queries)
+    changed = {
+        "rotary tables": replace(raw, tables=short),
+        "norms of heads": replace(raw, norms=wide),
+        "rows of queries": replace(raw, step=queries),
+    }
+    for message, wrong in changed.items():
+        with pytest.raises(ValueError, match=message):
+            attend_fused(wrong)
 
 
 def test_a_model_driven_by_the_scheduler() -> None:

@@ -8,7 +8,7 @@ GPU_PYTHON ?= python3
 BIN := .venv/bin
 ON_GPU = PYTHONPATH=$(CURDIR)/proto:$(CURDIR)/deploy:$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON)
 GENERATED := -name arena.h -o -name layout.h
-CXX = $(shell find dpu_service gpu_runtime proto tests \( -name '*.cpp' -o -name '*.h' \) ! \( $(GENERATED) \))
+CPP_FILES = $(shell find dpu_service gpu_runtime proto tests \( -name '*.cpp' -o -name '*.h' \) ! \( $(GENERATED) \))
 
 .PHONY: serve test test-gpu bench-gpu lint format generate bench install install-serve clean
 .SILENT:
@@ -29,13 +29,13 @@ lint: install
 	$(BIN)/python -m blink_proto.generate --check
 	$(BIN)/ruff check -q .
 	$(BIN)/ruff format --check -q .
-	$(BIN)/clang-format --dry-run -Werror $(CXX)
+	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 	$(BIN)/mypy
 
 format: install
 	$(BIN)/ruff check -q --fix .
 	$(BIN)/ruff format -q .
-	$(BIN)/clang-format -i $(CXX)
+	$(BIN)/clang-format -i $(CPP_FILES)
 
 generate: install
 	$(BIN)/python -m blink_proto.generate

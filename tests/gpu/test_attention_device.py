@@ -69,14 +69,18 @@ def test_captured(programmatic: bool) -> None:
     ("case", "normed"), FUSED, ids=lambda value: label(value) if isinstance(value, Case) else str(value)
 )
 def test_fused_attention(case: Case, normed: bool) -> None:
-    """Right, equal to the two kernels but for the order of sums, and the cache holds what `rope_store` writes: bit by
-    bit without norms, whose sums have another order."""
+    """Right, equal to the two kernels but for the order of sums, and the cache holds what `rope_store` writes.
+
+    In bfloat16 bit by bit, but for norms, whose sums have another order; not in float32, where it shows (on an H200)
+    which product of a rotation was fused with its sum.
+    """
     from tests.fused_attention_cases import fused_errors
 
     found = fused_errors(case, "cuda", normed, repeats=5)
     assert found["decode"] < TOLERANCE[case.dtype]
     assert found["apart"] < TOLERANCE[case.dtype]
-    assert found["stored"] < TOLERANCE[case.dtype] if normed else found["stored"] == 0.0
+    same_bits = case.dtype == torch.bfloat16 and not normed
+    assert found["stored"] == 0.0 if same_bits else found["stored"] < TOLERANCE[case.dtype]
     assert found["padding"] == 0.0
     assert found["elsewhere"] == 0.0
 

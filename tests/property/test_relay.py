@@ -1,4 +1,4 @@
-"""The relay between host and device memory, on emulated threads: whatever front ends do, they see what the twin says."""
+"""The relay between host and device memory, on emulated threads: front ends see what the twin says."""
 
 from __future__ import annotations
 

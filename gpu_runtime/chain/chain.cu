@@ -105,10 +105,11 @@ extern "C" __global__ void blink_poll(const State* state, ChainBoard* board) {
   }
 }
 
-// Last node of every graph: the scheduler. 256 threads; shared memory: hot_bytes(). Launched with programmatic
-// dependent launch: it starts when sampling does, and rehearses meanwhile. Sampling itself does not start before
-// everything in front of it has ended, so that what the scheduler reads early is no longer written by anybody.
-extern "C" __global__ void __launch_bounds__(256)
+// Last node of every graph: the scheduler. 320 threads: 256 rows, channels on a warp in front of them, and a warp for
+// what one thread does meanwhile; shared memory: hot_bytes(). Launched with programmatic dependent launch: it starts
+// when sampling does, and rehearses meanwhile. Sampling itself does not start before everything in front of it has
+// ended, so that what the scheduler reads early is no longer written by anybody.
+extern "C" __global__ void __launch_bounds__(320)
     blink_tail(ColdArrays cold, ChainBoard* board, ColdArrays rehearsal_cold) {
   __shared__ blink::BlockScratch scratch;
   __shared__ uint64_t begin;

@@ -13,6 +13,7 @@ from gpu_runtime.cuda.memory import void_pointer
 from gpu_runtime.cuda.module import CudaModule, Kernel
 
 _THREADS = 256
+_TAIL_THREADS = 320
 
 
 class ChainKernels:
@@ -43,7 +44,7 @@ class ChainKernels:
     def tail(self) -> None:
         """The scheduler; launches the next graph."""
         arguments = [self._cold, self._board, self._rehearsal_cold]
-        self._launch(self._tail, _THREADS, arguments, self._shared_bytes, programmatic=True)
+        self._launch(self._tail, _TAIL_THREADS, arguments, self._shared_bytes, programmatic=True)
 
     @staticmethod
     def _launch(

@@ -26,16 +26,32 @@ struct BlockExec {
     __syncthreads();
   }
 
-  template <class P>
-  __device__ bool all(uint32_t n, P p) const {
+  template <class P, class Q>
+  __device__ bool all(uint32_t n, P p, uint32_t m, Q q) const {
+    const uint32_t first = (m + kWarp - 1) / kWarp * kWarp;  // the two on warps of their own
     bool holds = true;
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) holds = holds && p(i);
+    for (uint32_t i = threadIdx.x; i < first + n; i += blockDim.x) {
+      holds = holds && (i < first ? i >= m || q(i) : p(i - first));
+    }
     return __syncthreads_and(holds) != 0;
+  }
+
+  template <class F, class G>
+  __device__ void each_and(uint32_t n, F f, G g) const {
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) f(i);
+    if (is_last()) g();
+    __syncthreads();
   }
 
   template <class Value, class Use>
   __device__ uint64_t scan(uint32_t n, Value value, Use use) const {
+    return scan_and(n, value, use, [] {});
+  }
+
+  template <class Value, class Use, class G>
+  __device__ uint64_t scan_and(uint32_t n, Value value, Use use, G g) const {
     uint64_t carry = 0;
 #pragma unroll 1
     for (uint32_t base = 0; base < n; base += blockDim.x) {
@@ -44,6 +60,7 @@ struct BlockExec {
       const uint64_t inclusive = inclusive_sum(own);
       const uint64_t sum = scratch->warp_sums[blockDim.x / kWarp - 1];
       if (i < n) use(i, carry + inclusive - own);
+      if (base == 0 && is_last()) g();
       carry += sum;
       __syncthreads();
     }
@@ -91,12 +108,6 @@ struct BlockExec {
     }
   }
 
-  // On the last thread, which has the least to do.
-  template <class F>
-  __device__ void aside(F f) const {
-    if (threadIdx.x == blockDim.x - 1) f();
-  }
-
   template <class F>
   __device__ void leader(F f) const {
     if (threadIdx.x == 0) f();
@@ -104,6 +115,9 @@ struct BlockExec {
   }
 
  private:
+  // The thread that has the least to do.
+  __device__ static bool is_last() { return threadIdx.x == blockDim.x - 1; }
+
   // Inclusive sum over the block's threads; leaves the running sums of the warps in the scratch.
   __device__ __noinline__ uint64_t inclusive_sum(uint64_t own) const {
     const uint32_t lane = threadIdx.x % kWarp;

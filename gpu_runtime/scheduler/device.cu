@@ -21,7 +21,7 @@ using blink::layout::SchedulerConfig;
 
 namespace {
 
-constexpr uint32_t kThreads = 256;
+constexpr uint32_t kThreads = 320;
 
 __global__ void __launch_bounds__(kThreads) step_kernel(blink::ColdArrays cold, uint64_t now_ns, uint32_t command) {
   __shared__ blink::BlockScratch scratch;

@@ -25,13 +25,23 @@ struct HostExec {
     for (uint32_t i = 0; i < n; ++i) f(i);
   }
 
-  // Whether p(i) holds for every i below n.
-  template <class P>
-  bool all(uint32_t n, P p) const {
+  // Whether p(i) holds for every i below n, and q(k) for every k below m. On the GPU the two go side by side.
+  template <class P, class Q>
+  bool all(uint32_t n, P p, uint32_t m, Q q) const {
     for (uint32_t i = 0; i < n; ++i) {
       if (!p(i)) return false;
     }
+    for (uint32_t k = 0; k < m; ++k) {
+      if (!q(k)) return false;
+    }
     return true;
+  }
+
+  // each(n, f), and g() on one thread that has nothing else to do.
+  template <class F, class G>
+  void each_and(uint32_t n, F f, G g) const {
+    each(n, f);
+    g();
   }
 
   // use(i, sum of value(j) for j < i) for every i below n; returns the sum over all. `value` must not depend on what
@@ -47,6 +57,14 @@ struct HostExec {
     return sum;
   }
 
+  // scan(n, value, use), and g() on one thread while `use` runs on others.
+  template <class Value, class Use, class G>
+  uint64_t scan_and(uint32_t n, Value value, Use use, G g) const {
+    const uint64_t sum = scan(n, value, use);
+    g();
+    return sum;
+  }
+
   // use(i, sum of weight(j) over j < i with key(j) == key(i)) for every i below n whose key is not kNone; counts[k]
   // becomes the sum over all items with key k, for every k below `keys`. Weights are below kRankWeights.
   template <class Key, class Weight, class Use>
@@ -58,12 +76,6 @@ struct HostExec {
       use(i, counts[k]);
       counts[k] += weight(i);
     }
-  }
-
-  // f() on one thread, while the others go on.
-  template <class F>
-  void aside(F f) const {
-    f();
   }
 
   // f() on one thread.

@@ -116,25 +116,26 @@ BLINK_FN bool steady_step(const Exec& exec, State& state, uint64_t now_ns, layou
   if (!state.steady || command != layout::Command::RUN || state.draining != 0) return false;
   const uint32_t rows = state.header.rows;
   const uint32_t channels = state.config.channels;
-  const bool steady = exec.all(rows > channels ? rows : channels, [&](uint32_t i) {
-    return (i >= rows || row_is_steady(state, i)) && (i >= channels || channel_is_steady(state, i, now_ns));
-  });
+  const bool steady = exec.all(
+      rows, [&](uint32_t r) { return row_is_steady(state, r); }, channels,
+      [&](uint32_t c) { return channel_is_steady(state, c, now_ns); });
   if (!steady) return false;
-  exec.aside([&] { launch(state.header); });  // the next step has the same size
   const uint32_t span = decode_span_of(state.decode_positions + rows, rows);
   const auto share = [&](uint32_t r) -> uint64_t {
     const uint32_t context = state.works[r].context_tokens + 1;
     const bool block = blocks_for(state, context) > state.sequences[state.works[r].slot].blocks;
     return uint64_t{block} << 32 | pieces_of(context, span);
   };
-  const uint64_t sum =
-      exec.scan(rows, share, [&](uint32_t r, uint64_t before) { advance_row(state, r, before, span); });
+  const auto advance = [&](uint32_t r, uint64_t before) { advance_row(state, r, before, span); };
+  // The next step has the same size, so that its graph can be launched meanwhile.
+  const uint64_t sum = exec.scan_and(rows, share, advance, [&] { launch(state.header); });
   if (state.header.logprobs != 0) publish_logprobs(exec, state);
-  exec.each(channels, [&](uint32_t c) { advance_channel(state, c, now_ns); });
-  exec.leader([&] {
-    advance_counts(state, sum, span);
-    advance_telemetry(state);
-  });
+  exec.each_and(
+      channels, [&](uint32_t c) { advance_channel(state, c, now_ns); },
+      [&] {
+        advance_counts(state, sum, span);
+        advance_telemetry(state);
+      });
   return true;
 }
 

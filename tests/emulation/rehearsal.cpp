@@ -10,7 +10,7 @@
 
 // Whether `count` rehearsals with the ColdArrays at `cold` all took the short way.
 extern "C" BLINK_EXPORT int blink_rehearse(const uint8_t* cold_bytes, uint32_t count) {
-  static fibers::Block block(256, 3);
+  static fibers::Block block(320, 3);
   static blink::BlockScratch scratch;
   blink::ColdArrays cold;
   std::memcpy(&cold, cold_bytes, sizeof(cold));

@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr uint32_t kThreads = 256;
+constexpr uint32_t kThreads = 320;
 
 blink::ColdArrays cold_arrays(State& state) {
   return {&state,

@@ -26,6 +26,8 @@ MODELS = ("Llama-3.1-8B", "Llama-3.2-1B", "SmolLM2-135M")
 HOGS = 24
 LOAD_SECONDS = 45.0
 STREAMS = (1, 8, 64)
+LONG = {"Llama-3.1-8B": (64, 512)}
+"""Streams and tokens of answers so long that they are decoded rather than waiting for other streams' prompts."""
 RATES = {"Llama-3.1-8B": (4.0, 16.0), "Llama-3.2-1B": (16.0,), "SmolLM2-135M": (16.0,)}
 
 
@@ -46,6 +48,8 @@ class Plan:
             return cls(REHEARSAL, device, loads, 2)
         loads = [Wanted(512, 128, streams=streams, rounds=4 if streams == 1 else 2) for streams in STREAMS]
         loads += [Wanted(512, 128, rate=rate, seconds=10.0) for rate in RATES[model]]
+        if long := LONG.get(model):
+            loads.append(Wanted(512, long[1], streams=long[0], rounds=1))
         return cls(model, device, loads, HOGS)
 
 

@@ -15,6 +15,8 @@ from tests.bench.gpu.cores import pin
 from tests.shapes import letters
 
 DRAIN_SECONDS = 60.0
+USUAL_OUTPUT = 128
+"""Longer answers are named by their length."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Wanted:
     def name(self) -> str:
         """For the table."""
         if self.streams:
-            return f"{self.streams} stream{'s'[: self.streams > 1]}"
+            length = "" if self.output_tokens <= USUAL_OUTPUT else f" of {self.output_tokens} tokens"
+            return f"{self.streams} stream{'s'[: self.streams > 1]}{length}"
         return f"{self.rate:g} requests/s"
 
 

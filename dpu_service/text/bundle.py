@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from dpu_service.text.bytelevel import token_bytes
 from dpu_service.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from dpu_service.text.spelling import DecoderSpelling, Spelling, TableSpelling
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -44,7 +45,8 @@ class TextBundle:
         self.control_tokens: dict[str, int] = {t.content: i for i, t in added.items() if t.special and t.content}
         self.longest_token = max((len(token) for token in self.tokenizer.get_vocab()), default=1)
         self.may_shrink = self.tokenizer.normalizer is not None
-        self._tables = self._byte_tables()
+        self._tables = tables = self._byte_tables()
+        self.spelling: Spelling = DecoderSpelling(self.tokenizer) if tables is None else TableSpelling(tables[False])
 
     @property
     def plain_tokenizer(self) -> Tokenizer:

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Items
 
 from blink_proto.arena import Finish
 from dpu_service.text.detokenize import Detokenizer
+from dpu_service.text.places import TokenPlaces
 from dpu_service.text.stops import StopStrings
 
 _REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
@@ -19,10 +20,14 @@ class ChoiceText:
 
     Args:
         min_tokens: stop strings are looked for only in the text of the tokens after so many.
+        places: `take_places` is wanted.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stops: Items[str], min_tokens: int = 0) -> None:
+    def __init__(
+        self, detokenizer: Detokenizer, stops: Items[str], min_tokens: int = 0, *, places: bool = False
+    ) -> None:
         self._detokenizer = detokenizer
+        self._places = TokenPlaces() if places else None
         self._min_tokens = min_tokens
         self._stops = StopStrings(stops) if stops else None
         self.finish_reason: str | None = None
@@ -40,20 +45,34 @@ class ChoiceText:
             text += self._finish(_REASONS[finish])
         if self.finish_reason is None or not self.stopped_by_text:
             self.tokens += len(tokens)
+        if self._places is not None:
+            self._places.show(text, over=self.finish_reason is not None)
         return text
 
+    def take_places(self) -> list[int]:
+        """Where the text of further tokens begins (see `TokenPlaces.take`): of every counted token once and in order,
+        but not of the one that made the device stop."""
+        return [] if self._places is None else self._places.take()
+
     def _take(self, tokens: list[int]) -> str:
-        if self._stops is None:
+        if self._stops is None and self._places is None:
             return self._detokenizer.feed(tokens)
         pieces: list[str] = []
         for token in tokens:  # one by one, so that tokens behind a stop string are not counted
-            text = self._detokenizer.feed([token])
-            pieces.append(text if self.tokens + len(pieces) < self._min_tokens else self._stops.feed(text))
-            if self._stops.matched is not None:
+            text = self._decode(token)
+            looked_at = self._stops if self.tokens + len(pieces) >= self._min_tokens else None
+            pieces.append(text if looked_at is None else looked_at.feed(text))
+            if looked_at is not None and looked_at.matched is not None:
                 self.stopped_by_text = True
                 self.tokens += len(pieces)
                 break
         return "".join(pieces)
+
+    def _decode(self, token: int) -> str:
+        text = self._detokenizer.feed([token])
+        if self._places is not None:
+            self._places.note(text, self._detokenizer.holds)
+        return text
 
     def _note_stop(self) -> None:
         if self.stopped_by_text:

@@ -23,6 +23,10 @@ class Detokenizer(Protocol):
     def flush(self) -> str:
         """What is left, when no more tokens come: bytes that are no character become U+FFFD."""
 
+    @property
+    def holds(self) -> bool:
+        """Whether the tokens so far end within a character."""
+
 
 class ByteDetokenizer:
     """For byte-level vocabularies: bytes of each token through an incremental UTF-8 decoder.
@@ -43,6 +47,11 @@ class ByteDetokenizer:
     def flush(self) -> str:
         """See `Detokenizer`."""
         return self._decoder.decode(b"", final=True)
+
+    @property
+    def holds(self) -> bool:
+        """See `Detokenizer`."""
+        return self._decoder.getstate()[0] != b""
 
 
 class WindowDetokenizer:
@@ -65,6 +74,11 @@ class WindowDetokenizer:
     def flush(self) -> str:
         """See `Detokenizer`."""
         return self._show() if self._pending else ""
+
+    @property
+    def holds(self) -> bool:
+        """See `Detokenizer`."""
+        return bool(self._pending)
 
     def _step(self, token: int) -> str:
         self._pending.append(token)

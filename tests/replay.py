@@ -58,7 +58,8 @@ class Script:
 
     Its last token carries `finish`; with `end_apart` an END record of its own does. Without a `finish` it then says
     nothing more. `max_tokens` of the submission cuts it with LENGTH. Where the submission wants log-probabilities,
-    token t has -0.5 and rank 3, and the likely ones are t + 1, t + 2, … with -1, -1.5, …
+    those of the tokens are `logprobs` in turn: (token, logarithm), its own first; the last ones go on for ever.
+    Without any, token t has -0.5 and rank 3, and the likely ones are t + 1, t + 2, … with -1, -1.5, …
     """
 
     tokens: list[int]
@@ -68,6 +69,13 @@ class Script:
     end_apart: bool = False
     error: ErrorCode = ErrorCode.NONE
     reject: bool = False
+    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+
+    def logprobs_of(self, place: int, count: int) -> list[tuple[int, float]]:
+        """So many of the token at this place."""
+        if self.logprobs:
+            return self.logprobs[min(place, len(self.logprobs) - 1)][:count]
+        return [(self.tokens[place] + k, -0.5 * (k + 1)) for k in range(count)]
 
 
 @dataclass
@@ -281,7 +289,7 @@ class ReplayDevice:
                 self._say(index, position, RecordKind.TOKEN, finish, token)
             else:
                 self._over(index, position, RecordKind.TOKEN, finish, token, ErrorCode.NONE)
-            self._say_logprobs(index, token, playing.submission.logprobs)
+            self._say_logprobs(index, script.logprobs_of(playing.said - 1, playing.submission.logprobs))
             self._generated += 1
         elif script.end_apart and script.finish is not Finish.NONE:
             self._over(index, position, RecordKind.END, script.finish, 0, script.error)
@@ -290,11 +298,11 @@ class ReplayDevice:
         self._steps += 1
         return True
 
-    def _say_logprobs(self, index: int, token: int, count: int) -> None:
-        for k in range(count):
-            bits = int(np.float32(-0.5 * (k + 1)).view(np.uint32))
+    def _say_logprobs(self, index: int, logprobs: list[tuple[int, float]]) -> None:
+        for k, (token, logprob) in enumerate(logprobs):
+            bits = int(np.float32(logprob).view(np.uint32))
             head = arena.pack_logprob_head(0, RecordKind.LOGPROB, k or 3, bits)
-            self.write_record(index, head, arena.pack_logprob_body(0, 0, token + k))
+            self.write_record(index, head, arena.pack_logprob_body(0, 0, token))
 
     def _over(self, index: int, position: int, kind: RecordKind, finish: Finish, token: int, error: ErrorCode) -> None:
         del self.channels[index].playing[position]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
+
+from dpu_service.api.logprobs import Entry
 
 DONE = b"data: [DONE]\n\n"
 
@@ -26,19 +29,35 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     }
 
 
-@dataclass(frozen=True)
+Render = Callable[[list[Entry]], dict[str, Any]]
+"""The object `logprobs` of a choice."""
+
+
+@dataclass
 class Piece:
-    """New text of one choice; `finish_reason` is set in its last piece."""
+    """News of one choice: text, the tokens whose log-probabilities were asked for, and in the last piece a reason."""
 
     index: int
-    text: str
-    finish_reason: str | None
+    text: str = ""
+    finish_reason: str | None = None
+    entries: list[Entry] = field(default_factory=list)
+
+    @property
+    def says_something(self) -> bool:
+        """Whether there is any news."""
+        return bool(self.text or self.finish_reason or self.entries)
+
+    def add(self, later: Piece) -> None:
+        """Appends what came later."""
+        self.text += later.text
+        self.finish_reason = later.finish_reason
+        self.entries += later.entries
 
 
 class Shape(Protocol):
     """How an endpoint words its answers."""
 
-    def whole(self, texts: list[str], reasons: list[str], used: dict[str, int]) -> bytes:
+    def whole(self, choices: list[Piece], used: dict[str, int]) -> bytes:
         """The body of an answer in one piece."""
 
     def chunk(self, piece: Piece) -> bytes:
@@ -54,10 +73,12 @@ class _Head:
 
     Args:
         with_usage: chunks carry `"usage": null`, as they do when usage was asked for.
+        render: None where no log-probabilities were asked for.
     """
 
     model: str
     with_usage: bool
+    render: Render | None
     prefix: str
     created: int = field(default_factory=lambda: int(time.time()))
     number: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -77,6 +98,10 @@ class _Head:
             body["usage"] = None
         return event(body)
 
+    def logprobs(self, piece: Piece, whole: bool = False) -> dict[str, Any] | None:
+        """Null in chunks without tokens."""
+        return self.render(piece.entries) if self.render and (whole or piece.entries) else None
+
     def usage_chunk(self, kind: str, used: dict[str, int]) -> bytes:
         return event({**self.body(kind, []), "usage": used})
 
@@ -84,34 +109,38 @@ class _Head:
 class CompletionShape:
     """`text_completion` objects."""
 
-    def __init__(self, model: str, with_usage: bool) -> None:
-        self._head = _Head(model, with_usage, "cmpl")
+    def __init__(self, model: str, with_usage: bool, render: Render | None) -> None:
+        self._head = _Head(model, with_usage, render, "cmpl")
 
-    def whole(self, texts: list[str], reasons: list[str], used: dict[str, int]) -> bytes:
+    def whole(self, choices: list[Piece], used: dict[str, int]) -> bytes:
         """See `Shape`."""
-        choices = [_text_choice(i, *said) for i, said in enumerate(zip(texts, reasons, strict=True))]
-        return msgspec.json.encode({**self._head.body("text_completion", choices), "usage": used})
+        said = [self._choice(one, self._head.logprobs(one, whole=True)) for one in choices]
+        return msgspec.json.encode({**self._head.body("text_completion", said), "usage": used})
 
     def chunk(self, piece: Piece) -> bytes:
         """See `Shape`."""
-        return self._head.chunk("text_completion", _text_choice(piece.index, piece.text, piece.finish_reason))
+        return self._head.chunk("text_completion", self._choice(piece, self._head.logprobs(piece)))
 
     def usage_chunk(self, used: dict[str, int]) -> bytes:
         """See `Shape`."""
         return self._head.usage_chunk("text_completion", used)
 
+    @staticmethod
+    def _choice(piece: Piece, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+
 
 class ChatShape:
     """`chat.completion` and `chat.completion.chunk` objects; the first chunk of a choice tells the role."""
 
-    def __init__(self, model: str, with_usage: bool) -> None:
-        self._head = _Head(model, with_usage, "chatcmpl")
+    def __init__(self, model: str, with_usage: bool, render: Render | None) -> None:
+        self._head = _Head(model, with_usage, render, "chatcmpl")
         self._begun: set[int] = set()
 
-    def whole(self, texts: list[str], reasons: list[str], used: dict[str, int]) -> bytes:
+    def whole(self, choices: list[Piece], used: dict[str, int]) -> bytes:
         """See `Shape`."""
-        choices = [_message_choice(i, *said) for i, said in enumerate(zip(texts, reasons, strict=True))]
-        return msgspec.json.encode({**self._head.body("chat.completion", choices), "usage": used})
+        said = [self._message(one) for one in choices]
+        return msgspec.json.encode({**self._head.body("chat.completion", said), "usage": used})
 
     def chunk(self, piece: Piece) -> bytes:
         """See `Shape`."""
@@ -119,18 +148,15 @@ class ChatShape:
         if piece.index not in self._begun:
             self._begun.add(piece.index)
             delta = {"role": "assistant", "content": piece.text}
-        choice = {"index": piece.index, "delta": delta, "logprobs": None, "finish_reason": piece.finish_reason}
+        logprobs = self._head.logprobs(piece)
+        choice = {"index": piece.index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish_reason}
         return self._head.chunk("chat.completion.chunk", choice)
 
     def usage_chunk(self, used: dict[str, int]) -> bytes:
         """See `Shape`."""
         return self._head.usage_chunk("chat.completion.chunk", used)
 
-
-def _text_choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
-
-
-def _message_choice(index: int, text: str, reason: str) -> dict[str, Any]:
-    message = {"role": "assistant", "content": text, "refusal": None}
-    return {"index": index, "message": message, "logprobs": None, "finish_reason": reason}
+    def _message(self, piece: Piece) -> dict[str, Any]:
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        logprobs = self._head.logprobs(piece, whole=True)
+        return {"index": piece.index, "message": message, "logprobs": logprobs, "finish_reason": piece.finish_reason}

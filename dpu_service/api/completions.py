@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from dpu_service import metrics
-from dpu_service.api.answers import DONE, usage
+from dpu_service.api.answers import DONE, Piece, usage
 from dpu_service.api.errors import ApiError, from_sequences, internal, unavailable
 from dpu_service.api.exchange import EVENT_STREAM, Exchange
 from dpu_service.api.generation import Generation
@@ -87,12 +87,11 @@ def _used(prepared: Prepared, generation: Generation) -> dict[str, int]:
 
 async def _whole(exchange: Exchange, generation: Generation, prepared: Prepared) -> str:
     count = sum(len(one.samplings) for one in prepared.plan.wanted)
-    texts, reasons = [""] * count, [""] * count
+    choices = [Piece(index) for index in range(count)]
     while not generation.over:
         for piece in await generation.next():
-            texts[piece.index] += piece.text
-            reasons[piece.index] = piece.finish_reason or ""
-    await exchange.reply(200, prepared.shape.whole(texts, reasons, _used(prepared, generation)))
+            choices[piece.index].add(piece)
+    await exchange.reply(200, prepared.shape.whole(choices, _used(prepared, generation)))
     return "ok"
 
 

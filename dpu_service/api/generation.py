@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass
 
 from blink_proto.arena import Finish
 from dpu_service import metrics
 from dpu_service.api.answers import Piece
+from dpu_service.api.logprobs import Entry
+from dpu_service.channel.logprobs import Logprob
 from dpu_service.sequences.inbox import Inbox, Tokens
 from dpu_service.sequences.pump import Running, Wanted
 from dpu_service.service import Serving
@@ -22,6 +25,7 @@ class Plan:
     stops: list[str]
     skip_special: bool
     min_tokens: int = 0
+    logprobs: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -46,8 +50,10 @@ class Generation:
         self._sequences: list[Running] = serving.pump.request(plan.wanted, inbox)
         bundle = serving.encoder.bundle
         self._choices = [
-            ChoiceText(bundle.detokenizer(plan.skip_special), plan.stops, plan.min_tokens) for _ in self._sequences
+            ChoiceText(bundle.detokenizer(plan.skip_special), plan.stops, plan.min_tokens, places=plan.logprobs)
+            for _ in self._sequences
         ]
+        self._logprobs: list[deque[list[Logprob]]] = [deque() for _ in self._sequences]
         self._latest = [0.0] * len(self._choices)
         self._open = len(self._choices)
         metrics.PROMPT_TOKENS.inc(plan.prompt_tokens)
@@ -68,27 +74,28 @@ class Generation:
         Raises:
             SequencesError: the request is over before its choices are.
         """
-        texts: dict[int, str] = {}
+        pieces: dict[int, Piece] = {}
         for item in await self._inbox.take():
             self._measure(item)
             if self._choices[item.number].finish_reason is None:
-                texts[item.number] = texts.get(item.number, "") + self._feed(item)
-        pieces = [Piece(number, text, self._choices[number].finish_reason) for number, text in texts.items()]
-        return [piece for piece in pieces if piece.text or piece.finish_reason]
+                pieces.setdefault(item.number, Piece(item.number)).add(self._feed(item))
+        return [piece for piece in pieces.values() if piece.says_something]
 
     def close(self) -> None:
         """Cancels what still runs."""
         self._pump.abandon(self._sequences)
         metrics.COMPLETION_TOKENS.inc(self.completion_tokens)
 
-    def _feed(self, item: Tokens) -> str:
-        choice = self._choices[item.number]
+    def _feed(self, item: Tokens) -> Piece:
+        choice, logprobs = self._choices[item.number], self._logprobs[item.number]
         text = choice.feed(item.tokens, item.finish)
+        logprobs.extend(item.logprobs)
+        entries = [Entry(offset, logprobs.popleft()) for offset in choice.take_places()]
         if choice.finish_reason is not None:
             self._open -= 1
         if choice.stopped_by_text and item.finish is Finish.NONE:
             self._pump.abandon([self._sequences[item.number]])
-        return text
+        return Piece(item.number, text, choice.finish_reason, entries)
 
     def _measure(self, item: Tokens) -> None:
         if not item.tokens:

@@ -17,7 +17,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class CommonRequest(msgspec.Struct, kw_only=True):
-    """What both completion endpoints take; null counts as absent. From `logprobs` on: not built yet."""
+    """What both completion endpoints take; null counts as absent. From `bad_words` on: not built yet."""
 
     model: str
     max_tokens: int | None = None
@@ -41,7 +41,6 @@ class CommonRequest(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
 
-    logprobs: Any = None
     bad_words: Any = None
     prompt_logprobs: Any = None
     truncate_prompt_tokens: Any = None
@@ -60,6 +59,7 @@ class CompletionRequest(CommonRequest, kw_only=True):
     """POST /v1/completions."""
 
     prompt: Any = None
+    logprobs: int | None = None
     best_of: Any = None
     echo: Any = None
     suffix: Any = None
@@ -88,7 +88,8 @@ class ChatRequest(CommonRequest, kw_only=True):
 
     messages: list[Message]
     max_completion_tokens: int | None = None
-    top_logprobs: Any = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     tools: Any = None
     tool_choice: Any = None
     functions: Any = None

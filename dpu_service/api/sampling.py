@@ -39,6 +39,7 @@ class Choices:
     frequency_penalty: float
     min_tokens: int
     bias: Bias
+    logprobs: int
 
     def samplings(self, max_tokens: int) -> list[Sampling]:
         """One for each choice. Choice i of a given seed uses seed + i · 0x9E3779B97F4A7C15 (mod 2^64), so choice 0
@@ -64,13 +65,17 @@ class Choices:
                 frequency_penalty=self.frequency_penalty,
                 min_tokens=self.min_tokens,
                 allow_only=self.bias.allow_only,
+                logprobs=self.logprobs,
             )
             for i in range(self.count)
         ]
 
 
-def read_choices(request: CommonRequest, vocab_size: int) -> Choices:
+def read_choices(request: CommonRequest, vocab_size: int, logprobs: int) -> Choices:
     """Checks everything but lengths.
+
+    Args:
+        logprobs: already checked, as `Sampling` has it.
 
     Raises:
         ApiError: 400, naming the field.
@@ -94,6 +99,7 @@ def read_choices(request: CommonRequest, vocab_size: int) -> Choices:
         ),
         min_tokens=_min_tokens(request.min_tokens),
         bias=read_bias(request.logit_bias, request.allowed_token_ids, vocab_size),
+        logprobs=logprobs,
     )
 
 

@@ -26,8 +26,6 @@ def _one(given: Any) -> bool:
 
 
 _HARMLESS: dict[str, Callable[[Any], bool]] = {
-    "logprobs": _off,
-    "top_logprobs": _number(0),
     "prompt_logprobs": _off,
     "echo": _off,
     "best_of": _number(1),

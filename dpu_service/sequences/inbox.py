@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from blink_proto.arena import Finish
+from dpu_service.channel.logprobs import Logprob
 from dpu_service.sequences.errors import SequencesError
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """New tokens of the sequence with this number in the request; `finish` other than NONE is its last word."""
+    """New tokens of the sequence with this number in the request; `finish` other than NONE is its last word.
+
+    `logprobs` is that of `News`.
+    """
 
     number: int
     tokens: list[int]
     finish: Finish
+    logprobs: list[list[Logprob]] = field(default_factory=list)
 
 
 class Inbox:

@@ -258,7 +258,7 @@ class Pump:
                 continue
             failure = self._failure_of(item)
             if failure is None:
-                sequence.inbox.put(Tokens(sequence.number, item.tokens, item.finish))
+                sequence.inbox.put(Tokens(sequence.number, item.tokens, item.finish, item.logprobs))
             else:
                 sequence.inbox.fail(failure)
 

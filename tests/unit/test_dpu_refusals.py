@@ -169,8 +169,6 @@ def test_values_out_of_range(front: FrontEnd, field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("logprobs", 1),
-        ("logprobs", 0),
         ("echo", True),
         ("best_of", 2),
         ("suffix", "x"),
@@ -187,8 +185,6 @@ def test_what_is_not_built_is_refused_by_name(front: FrontEnd, field: str, value
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("logprobs", True),
-        ("top_logprobs", 3),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
         ("functions", [{"name": "f"}]),

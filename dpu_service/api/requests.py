@@ -43,6 +43,7 @@ class CommonRequest(msgspec.Struct, kw_only=True):
 
     bad_words: Any = None
     prompt_logprobs: Any = None
+    return_tokens_as_token_ids: Any = None
     truncate_prompt_tokens: Any = None
     include_stop_str_in_output: Any = None
     response_format: Any = None

@@ -27,6 +27,7 @@ def _one(given: Any) -> bool:
 
 _HARMLESS: dict[str, Callable[[Any], bool]] = {
     "prompt_logprobs": _off,
+    "return_tokens_as_token_ids": _off,
     "echo": _off,
     "best_of": _number(1),
     "suffix": _empty,

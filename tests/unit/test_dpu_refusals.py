@@ -174,6 +174,7 @@ def test_values_out_of_range(front: FrontEnd, field: str, value: Any) -> None:
         ("suffix", "x"),
         ("bad_words", ["describe"]),
         ("prompt_logprobs", 1),
+        ("return_tokens_as_token_ids", True),
         ("response_format", {"type": "json_object"}),
         ("guided_regex", "a+"),
     ],

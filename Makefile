@@ -8,7 +8,7 @@ GPU_PYTHON ?= python3
 BIN := .venv/bin
 ON_GPU = PYTHONPATH=$(CURDIR)/proto:$(CURDIR)/deploy:$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON)
 GENERATED := -name arena.h -o -name layout.h
-CPP_FILES = $(shell find dpu_service gpu_runtime proto tests \( -name '*.cpp' -o -name '*.h' \) ! \( $(GENERATED) \))
+CPP_FILES = $(shell find dpu_service gpu_runtime proto tests \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) ! \( $(GENERATED) \))
 
 .PHONY: serve test test-gpu bench-gpu lint format generate bench install install-serve clean
 .SILENT:

@@ -15,6 +15,9 @@ using blink::layout::Command;
 using blink::layout::StepHeader;
 using blink::layout::StepStamp;
 
+// A block of compute capability 9.0 has 227 KiB; config.py's SHARED_LIMIT leaves this much for what is not the state's.
+static_assert(sizeof(blink::BlockScratch) + 64 <= (227 - 218) * 1024);
+
 __device__ uint64_t now_ns() {
   uint64_t now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
@@ -23,10 +26,6 @@ __device__ uint64_t now_ns() {
 
 __device__ StepStamp* stamp_of(const ChainBoard& board, uint64_t step) {
   return reinterpret_cast<StepStamp*>(board.stamps) + step % blink::layout::STAMPS;
-}
-
-__device__ uint64_t bell_of(const State& state, const ChainBoard& board) {
-  return blink::load_acquire(reinterpret_cast<const uint64_t*>(board.host_inbound + state.inbound_layout.bell_offset));
 }
 
 __device__ uint32_t bucket_index(const State& state, uint32_t bucket) {
@@ -48,7 +47,6 @@ __device__ void launch_next(const State& state, ChainBoard& board, const StepHea
   const auto graph = reinterpret_cast<cudaGraphExec_t>(next_graph(state, board, header));
   const cudaError_t status = cudaGraphLaunch(graph, cudaStreamGraphTailLaunch);
   if (status != cudaSuccess) board.launch_error = static_cast<uint64_t>(status);
-  ++board.launched;
 }
 
 // Tells local front ends what the scheduler has published. The whole block.
@@ -78,28 +76,16 @@ extern "C" __global__ void __launch_bounds__(256) blink_begin(const State* state
 
 // Beside the head of a step graph: takes over what front ends wrote into host memory. 256 threads.
 extern "C" __global__ void __launch_bounds__(256) blink_pull(const State* state, ChainBoard* board) {
-  __shared__ uint64_t bell;
-  if (board->host_inbound == 0) return;
-  if (threadIdx.x == 0) bell = bell_of(*state, *board);
-  __syncthreads();
-  if (bell == board->bell_seen) return;
-  const uint32_t warp = threadIdx.x / blink::kLanes;
-  const uint32_t warps = blockDim.x / blink::kLanes;
-  bool more = false;
-  for (uint32_t c = warp; c < state->config.channels; c += warps) {
-    more = blink::pull_channel(*state, *board, c) || more;
-  }
-  more = __syncthreads_or(more) != 0;
-  if (threadIdx.x == 0 && !more) board->bell_seen = bell;
+  if (board->host_inbound != 0) blink::pull(*state, *board, now_ns());
 }
 
 // Waits, on one thread, until there is something to do, the command changes, or the time is over.
 extern "C" __global__ void blink_poll(const State* state, ChainBoard* board) {
   const uint64_t begin = now_ns();
   for (uint64_t now = begin; now - begin < board->longest_poll_ns; now = now_ns()) {
-    ++board->polls;
     if (blink::load_acquire(&board->command) != board->command_seen) return;
-    if (board->host_inbound != 0 ? bell_of(*state, *board) != board->bell_seen : blink::has_news(*state)) return;
+    if (board->host_inbound != 0 && blink::bell_of(*state, *board) != board->bell_polled) return;
+    if (blink::has_news(*state)) return;
     // Short while a next request is likely.
     __nanosleep(now - board->idle_since_ns < 1'000'000'000 ? 500 : 5'000);
   }
@@ -146,11 +132,10 @@ extern "C" __global__ void __launch_bounds__(320)
     const auto launch = [&](const StepHeader& next) { launch_next(*cold.state, *board, next); };
     blink::full_device_step(exec, cold, hot_memory, begin, static_cast<Command>(command), launch);
   }
-  if (header.stopped != 0) push(*cold.state, *board);  // no graph follows that would
+  if (header.stopped != 0 || board->launch_error != 0) push(*cold.state, *board);  // no graph follows that would
   if (threadIdx.x != 0) return;
   board->command_seen = command;
   if (ended_step != 0 || header.tokens != 0) board->idle_since_ns = begin;
-  if (header.stopped != 0) board->running = 0;
   if (ended_step != 0) {
     StepStamp* stamp = stamp_of(*board, ended_step);
     stamp->tail_begin_ns = begin;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -51,7 +52,7 @@ def main() -> int:
     except Exception as error:
         shared.telemetry["state"] = arena.DeviceState.FAILED
         print(f"device error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return EXIT_DEVICE_ERROR
+        os._exit(EXIT_DEVICE_ERROR)  # after a fault the libraries' own way out can abort
     return 0
 
 

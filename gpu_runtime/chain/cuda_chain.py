@@ -96,7 +96,6 @@ class CudaChain:
 
     def start(self) -> None:
         """Launches the chain; from here on the device launches itself."""
-        self._board.set("running", 1)
         self._graphs[0].launch(self._stream)
 
     def command(self, command: layout.Command) -> None:

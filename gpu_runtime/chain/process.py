@@ -94,8 +94,9 @@ class ChainProcess:
     async def failure(self) -> str:
         """What the process said before it ended."""
         status = await self._process.wait()
-        said = (await self._stderr).strip().splitlines()
-        return f"the chain ended with status {status}: {said[-1] if said else 'no message'}"
+        said = (await self._stderr).strip().splitlines() or ["no message"]
+        reasons = [line for line in said if line.startswith("device error:")]
+        return f"the chain ended with status {status}: {(reasons or said)[-1]}"
 
     async def stop(self) -> None:
         """Ends the chain at its next step boundary."""

@@ -5,6 +5,7 @@
 #pragma once
 #include "scheduler/intake.h"
 #include "scheduler/layout.h"
+#include "scheduler/validate.h"
 
 namespace blink {
 
@@ -35,17 +36,22 @@ __device__ inline void copy_words(uint64_t* to, const uint64_t* from, uint64_t w
   __syncwarp();
 }
 
-// Copies a range of a channel's prompt heap, if it lies within the heap and is one that the scheduler could take: what
-// it will refuse need not cost the step anything.
+// Copies a range of a channel's prompt heap, which lies within the heap.
 __device__ inline void pull_heap(const State& state, const layout::ChainBoard& board, uint32_t c, uint64_t offset,
                                  uint64_t count) {
-  const uint64_t most = uint64_t{state.config.max_model_tokens} + 2 * arena::MAX_BIAS;
-  if (count == 0 || count > most || offset + count > state.config.heap_tokens) return;
+  if (count == 0) return;
   const auto* heap = inbound_part<uint32_t>(state, c, state.inbound_layout.channel_heap_offset);
   const auto* first = reinterpret_cast<const uint64_t*>(heap + offset / 2 * 2);
   const uint64_t words = (offset + count + 1) / 2 - offset / 2;
   // A heap of an odd number of tokens ends in padding: parts start on cache lines.
   copy_words(const_cast<uint64_t*>(first), mirrored<const uint64_t>(first, state.inbound, board.host_inbound), words);
+}
+
+// Tokens that a record needs from the heap; 0 for one that the scheduler will refuse without looking at them.
+__device__ inline uint64_t heap_tokens_of(const State& state, const arena::SubmitRecord& record) {
+  if (check_submission(state, record) != arena::ErrorCode::NONE) return 0;
+  if (check_late(state, record) != arena::ErrorCode::NONE) return record.prompt_tokens;
+  return record.prompt_tokens + uint64_t{record.bias_count} * 2;
 }
 
 // How many records from a ring's position on are there in host memory, 32 at most. One warp.
@@ -61,31 +67,44 @@ __device__ uint32_t count_new(const Record* own_ring, const State& state, const 
   return missing == 0 ? kLanes : static_cast<uint32_t>(__ffs(static_cast<int>(missing))) - 1;
 }
 
-// Returns whether there may be more than it takes at a time.
-__device__ inline bool pull_submissions(const State& state, const layout::ChainBoard& board, uint32_t c,
-                                        uint64_t lease) {
+// What a pull found: whether it copied anything, and whether there may be more than it took.
+struct Pulled {
+  bool any;
+  bool more;
+};
+
+// Tokens that a pull copies for a channel at most, beyond its first submission: a step waits for it.
+constexpr uint64_t kPullTokens = 1u << 16;
+
+__device__ inline Pulled pull_submissions(const State& state, const layout::ChainBoard& board, uint32_t c,
+                                          uint64_t lease) {
   const uint32_t slots = state.config.submit_slots;
   auto* ring = const_cast<arena::SubmitRecord*>(
       inbound_part<arena::SubmitRecord>(state, c, state.inbound_layout.channel_submit_offset));
   const uint64_t next = state.channels[c].submit_next;
   const Channel expected{.lease = lease};
   const uint32_t count = count_new(ring, state, board, lease, next, slots);
+  Pulled pulled{false, count == kLanes};
+  uint64_t tokens = 0;
   for (uint64_t position = next; position < next + count; ++position) {
     arena::SubmitRecord* own = ring + position % slots;
     const uint64_t commit = commit_word(expected, position, slots);
     if (own->commit == commit) continue;  // pulled before, not taken yet
+    if (tokens > kPullTokens) return {true, true};
     const auto* from = mirrored<const uint64_t>(own, state.inbound, board.host_inbound);
     copy_words(reinterpret_cast<uint64_t*>(own), from, sizeof(arena::SubmitRecord) / 8 - 1);
-    pull_heap(state, board, c, own->prompt_offset, own->prompt_tokens);
-    pull_heap(state, board, c, own->bias_offset, uint64_t{own->bias_count} * 2);
+    const uint64_t needed = heap_tokens_of(state, *own);
+    if (needed != 0) pull_heap(state, board, c, own->prompt_offset, own->prompt_tokens);
+    if (needed > own->prompt_tokens) pull_heap(state, board, c, own->bias_offset, needed - own->prompt_tokens);
+    tokens += needed;
+    pulled.any = true;
     if (threadIdx.x % kLanes == 0) store_release(&own->commit, commit);
     __syncwarp();
   }
-  return count == kLanes;
+  return pulled;
 }
 
-// The same for cancel records.
-__device__ inline bool pull_cancels(const State& state, const layout::ChainBoard& board, uint32_t c, uint64_t lease) {
+__device__ inline Pulled pull_cancels(const State& state, const layout::ChainBoard& board, uint32_t c, uint64_t lease) {
   const uint32_t slots = state.config.cancel_slots;
   auto* ring = const_cast<arena::CancelRecord*>(
       inbound_part<arena::CancelRecord>(state, c, state.inbound_layout.channel_cancel_offset));
@@ -100,25 +119,61 @@ __device__ inline bool pull_cancels(const State& state, const layout::ChainBoard
     store_release(&own->commit, commit_word(expected, next + lane, slots));
   }
   __syncwarp();
-  return count == kLanes;
+  return {count != 0, count == kLanes};
 }
 
-// Takes over what front ends have written for one channel; whether there may be more. One warp.
-__device__ inline bool pull_channel(const State& state, const layout::ChainBoard& board, uint32_t c) {
+// Takes over what front ends have written for one channel. One warp.
+__device__ inline Pulled pull_channel(const State& state, const layout::ChainBoard& board, uint32_t c) {
   auto* own = const_cast<arena::ChannelIn*>(channel_in(state, c));
   const auto* from = mirrored<const arena::ChannelIn>(own, state.inbound, board.host_inbound);
   const uint32_t lane = threadIdx.x % kLanes;
   const uint64_t* words[3] = {&from->lease, &from->heartbeat, &from->log_read};
   uint64_t* own_words[3] = {&own->lease, &own->heartbeat, &own->log_read};
   const uint64_t word = lane < 3 ? load_acquire(words[lane]) : 0;
-  // The lease under which records count: the one that the scheduler is about to accept, or else the last accepted one.
-  const uint64_t accepted = state.channels[c].lease;
+  // The lease under which records count: the one that the scheduler is about to accept, or else the last accepted one
+  // while it lives.
+  const Channel& channel = state.channels[c];
   const uint64_t written = __shfl_sync(kFullWarp, word, 0);
-  const uint64_t lease = written == accepted + 1 ? written : accepted;
-  bool more = pull_submissions(state, board, c, lease);
-  more = pull_cancels(state, board, c, lease) || more;
+  const bool begins = written == channel.lease + 1;
+  Pulled pulled{false, false};
+  if (begins || channel.live != 0) {
+    const uint64_t lease = begins ? written : channel.lease;
+    const Pulled submissions = pull_submissions(state, board, c, lease);
+    const Pulled cancels = pull_cancels(state, board, c, lease);
+    pulled = {submissions.any || cancels.any, submissions.more || cancels.more};
+  }
   if (lane < 3) store_release(own_words[lane], word);
-  return more;
+  return pulled;
+}
+
+__device__ inline uint64_t bell_of(const State& state, const layout::ChainBoard& board) {
+  return load_acquire(reinterpret_cast<const uint64_t*>(board.host_inbound + state.inbound_layout.bell_offset));
+}
+
+// The bell is every front end's to ring, and so every one's to spoil: nobody depends on it for longer than that.
+constexpr uint64_t kLongestTrustNs = 50'000'000;
+
+// Takes over what front ends have written, if the bell says that there may be something. The whole block.
+__device__ inline void pull(const State& state, layout::ChainBoard& board, uint64_t now_ns) {
+  uint64_t bell = 0;
+  bool look = false;
+  if (threadIdx.x == 0) {
+    bell = bell_of(state, board);
+    look = bell != board.bell_seen || now_ns - board.pulled_ns >= kLongestTrustNs;
+  }
+  if (!__syncthreads_or(look)) return;
+  Pulled pulled{false, false};
+  for (uint32_t c = threadIdx.x / kLanes; c < state.config.channels; c += blockDim.x / kLanes) {
+    const Pulled one = pull_channel(state, board, c);
+    pulled = {pulled.any || one.any, pulled.more || one.more};
+  }
+  const bool any = __syncthreads_or(pulled.any);
+  const bool more = __syncthreads_or(pulled.more);
+  if (threadIdx.x != 0) return;
+  board.pulled_ns = now_ns;
+  if (!more) board.bell_seen = bell;
+  // What could not be taken over because others wait in front is no reason to stay awake.
+  board.bell_polled = any && more ? bell - 1 : bell;
 }
 
 // The token log's new records. One warp for each channel.

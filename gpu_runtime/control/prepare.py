@@ -11,6 +11,11 @@ from gpu_runtime.control.memory import fit_memory
 from gpu_runtime.model.config import ModelConfig
 from gpu_runtime.model.source import ModelFolder
 
+_MOST_GROUPED = 32
+"""Query heads that decode attention packs for a key/value head."""
+_MOST_VOCABULARY = 1 << 23
+"""Tokens whose weights the sampling kernels can add up."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -65,3 +70,8 @@ def check_tokenizer(folder: Path) -> None:
 def _check_kernels(device: str, model: ModelConfig) -> None:
     if device == "cuda" and model.head_dim % 16:
         raise ConfigError(f"head_dim {model.head_dim} is not supported on a CUDA device (multiples of 16 up to 256)")
+    group = model.num_attention_heads // model.num_key_value_heads
+    if device == "cuda" and group > _MOST_GROUPED:
+        raise ConfigError(f"{group} query heads to a key/value head are not supported on a CUDA device (at most 32)")
+    if model.vocab_size > _MOST_VOCABULARY:
+        raise ConfigError(f"a vocabulary of {model.vocab_size} tokens is not supported (at most {_MOST_VOCABULARY})")

@@ -65,9 +65,10 @@ def _options(architecture: str, *, relocatable: bool) -> list[str]:
 
 def _key(source: Path, options: list[str], architecture: str) -> str:
     """Everything that the result depends on."""
-    from cuda.bindings import nvrtc
+    from cuda.bindings import nvjitlink, nvrtc
 
-    digest = hashlib.sha256(repr((options, architecture, check(nvrtc.nvrtcVersion()))).encode())
+    versions = check(nvrtc.nvrtcVersion()), nvjitlink.version()
+    digest = hashlib.sha256(repr((options, architecture, versions)).encode())
     for path in included_files(source):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     for text in _STANDARD_HEADERS.values():

@@ -64,7 +64,10 @@ struct BlockExec {
       carry += sum;
       __syncthreads();
     }
-    if (n == 0) __syncthreads();  // nothing to order but the reads of n itself
+    if (n == 0) {
+      if (is_last()) g();
+      __syncthreads();  // orders the reads of n itself
+    }
     return carry;
   }
 

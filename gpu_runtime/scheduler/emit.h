@@ -51,7 +51,7 @@ BLINK_FN void write_work(State& state, uint32_t slot, uint32_t index, uint32_t s
   if (sampling) write_row(state, slot, row, start + sequence.query - 1);
 }
 
-// Decodes first, then prompt chunks, each by arrival. Returns nothing; sets the header's counts.
+// Decodes first, then prompt chunks, each by arrival. Sets the header's counts.
 template <class Exec>
 BLINK_FN void write_works(const Exec& exec, State& state) {
   const auto sequence_at = [&](uint32_t i) -> const Sequence& { return state.sequences[state.order[i]]; };

@@ -97,8 +97,7 @@ BLINK_FN void publish_logprobs(const Exec& exec, const State& state) {
     const uint32_t k = i % layout::MAX_ROW_LOGPROBS;
     const Sequence& sequence = state.sequences[state.rows[r].slot];
     if (k >= sequence.logprobs || sequence.finish == arena::Finish::ERROR) return;
-    const layout::RowLogprobs& from = state.sampled_logprobs[r];
-    const Logprob record{from.tokens[k], from.logprobs[k], k == 0 ? from.rank : k};
+    const Logprob record = sampled_logprob(state, r, k);
     write_logprob(state, sequence.channel, state.log_at[r] + 1 + k, record);
   });
 }

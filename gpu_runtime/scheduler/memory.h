@@ -28,6 +28,12 @@ BLINK_FN uint32_t load_relaxed(const uint32_t* word) {
   return value;
 }
 
+BLINK_FN float load_relaxed(const float* word) {
+  float value;
+  asm volatile("ld.relaxed.sys.global.f32 %0, [%1];" : "=f"(value) : "l"(word) : "memory");
+  return value;
+}
+
 BLINK_FN void store_release(uint64_t* word, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
@@ -46,6 +52,12 @@ BLINK_FN T load_acquire(const T* word) {
 template <class T>
 BLINK_FN T load_relaxed(const T* word) {
   return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+
+BLINK_FN float load_relaxed(const float* word) {
+  float value;
+  __atomic_load(word, &value, __ATOMIC_RELAXED);
+  return value;
 }
 
 template <class T>

@@ -59,6 +59,12 @@ struct Logprob {
   uint32_t rank;
 };
 
+// A log-probability of a sampled row, the token's own first; written by other kernels as `sampled` is.
+BLINK_FN Logprob sampled_logprob(const State& state, uint32_t row, uint32_t k) {
+  const layout::RowLogprobs& from = state.sampled_logprobs[row];
+  return {load_relaxed(&from.tokens[k]), load_relaxed(&from.logprobs[k]), k == 0 ? load_relaxed(&from.rank) : k};
+}
+
 inline constexpr uint32_t kMostRank = (1u << 24) - 1;
 
 // The same for a LOGPROB record.

@@ -166,15 +166,20 @@ inline void __syncthreads() { fibers::Block::now().sync_block(); }
 
 inline void __syncwarp() { fibers::Block::now().sync_warp(); }
 
-inline int __syncthreads_and(int value) {
+// How many threads of the block hold something other than 0.
+inline int __syncthreads_count(int value) {
   fibers::Block& block = fibers::Block::now();
   block.slot(block.current()) = value != 0;
   block.sync_block();
-  bool all = true;
-  for (uint32_t thread = 0; thread < blockDim.x; ++thread) all = all && block.slot(thread) != 0;
+  int count = 0;
+  for (uint32_t thread = 0; thread < blockDim.x; ++thread) count += block.slot(thread) != 0;
   block.sync_block();
-  return all;
+  return count;
 }
+
+inline int __syncthreads_and(int value) { return __syncthreads_count(value) == static_cast<int>(blockDim.x); }
+
+inline int __syncthreads_or(int value) { return __syncthreads_count(value) != 0; }
 
 inline uint64_t __shfl_xor_sync(uint32_t, uint64_t value, uint32_t mask) {
   const uint32_t lane = threadIdx.x % fibers::kLanes;

@@ -26,6 +26,7 @@ struct Relay {
   uint8_t* inbound;
   uint8_t* outbound;
   blink::layout::ChainBoard board{};
+  uint64_t now_ns = 0;
 };
 
 std::map<blink_scheduler*, Relay> relays;
@@ -50,12 +51,8 @@ void forget_waiting(const State& state) {
 void pull(blink_scheduler* scheduler) {
   Relay& relay = relays.at(scheduler);
   forget_waiting(scheduler->state);
-  block().run([&] {
-    const State& state = scheduler->state;
-    for (uint32_t c = threadIdx.x / blink::kLanes; c < state.config.channels; c += kThreads / blink::kLanes) {
-      blink::pull_channel(state, relay.board, c);
-    }
-  });
+  relay.now_ns += blink::kLongestTrustNs;  // the histories ring no bell
+  block().run([&] { blink::pull(scheduler->state, relay.board, relay.now_ns); });
 }
 
 void push(blink_scheduler* scheduler) {
@@ -104,6 +101,19 @@ BLINK_EXPORT void blink_scheduler_destroy(blink_scheduler* scheduler) {
 BLINK_EXPORT void blink_scheduler_step(blink_scheduler* scheduler, uint64_t now_ns, uint32_t command) {
   pull(scheduler);
   blink_scheduler_step_on_host(scheduler, now_ns, command);
+  push(scheduler);
+}
+
+// One pull as the chain makes it, which trusts the bell; whether the idle poll would go on waiting after it.
+BLINK_EXPORT int blink_relay_pull(blink_scheduler* scheduler, uint64_t now_ns) {
+  Relay& relay = relays.at(scheduler);
+  block().run([&] { blink::pull(scheduler->state, relay.board, now_ns); });
+  return blink::bell_of(scheduler->state, relay.board) == relay.board.bell_polled;
+}
+
+// A step without a pull in front.
+BLINK_EXPORT void blink_relay_step(blink_scheduler* scheduler, uint64_t now_ns) {
+  blink_scheduler_step_on_host(scheduler, now_ns, 0);
   push(scheduler);
 }
 

@@ -6,12 +6,20 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 from gpu_runtime.chain.spec import ChainSpec
 from gpu_runtime.mailbox import Mailbox
+from gpu_runtime.scheduler import layout
 from gpu_runtime.shared_arena import SharedArena
 
 EXIT_DEVICE_ERROR = 70
+
+
+class StoppedEarlyError(Exception):
+    """The control process wants the chain to stop before it has begun."""
+
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -21,6 +29,17 @@ def begin_child() -> tuple[ChainSpec, Mailbox, SharedArena]:
     _leave_with_parent(int(sys.argv[1]))
     _ignore_terminal_signals()
     return spec, Mailbox(spec.mailbox_descriptor), SharedArena.attach(spec.arena_name, spec.sizes)
+
+
+def progress_of(mailbox: Mailbox) -> Callable[[int, int], None]:
+    """Reports (done, total) of the set-up, and ends it by StoppedEarlyError when it is no longer wanted."""
+
+    def report(done: int, total: int) -> None:
+        if mailbox.command == layout.Command.STOP:
+            raise StoppedEarlyError
+        mailbox.set_progress(done, total)
+
+    return report
 
 
 def _leave_with_parent(parent: int) -> None:

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 from blink_proto import arena
-from gpu_runtime.chain.child import EXIT_DEVICE_ERROR, begin_child
+from gpu_runtime.chain.child import EXIT_DEVICE_ERROR, StoppedEarlyError, begin_child, progress_of
 from gpu_runtime.chain.spec import ChainSpec
+from gpu_runtime.cuda.errors import CudaError
 from gpu_runtime.mailbox import Mailbox
 from gpu_runtime.model.source import open_folder
 from gpu_runtime.scheduler import layout
@@ -17,6 +18,22 @@ from gpu_runtime.shared_arena import SharedArena
 
 _LOOK_SECONDS = 0.01
 """How often the mailbox and the chain's stream are looked at: not part of any request's way."""
+_SILENT_LOOKS = 6000
+"""A step takes a fraction of a second; a minute without a heartbeat is a chain that hangs."""
+
+
+class Pulse:
+    """Notices a chain that hangs. Counts looks rather than time, so that it does not matter whether this process was
+    stopped in between."""
+
+    def __init__(self) -> None:
+        self._last, self._silent = -1, 0
+
+    def look(self, heartbeat: int) -> bool:
+        """False when the heartbeat has been the same for too many looks."""
+        self._silent = self._silent + 1 if heartbeat == self._last else 0
+        self._last = heartbeat
+        return self._silent < _SILENT_LOOKS
 
 
 def run_chain(spec: ChainSpec, mailbox: Mailbox, shared: SharedArena) -> None:
@@ -28,7 +45,7 @@ def run_chain(spec: ChainSpec, mailbox: Mailbox, shared: SharedArena) -> None:
     from gpu_runtime.chain.cuda_chain import CudaChain
 
     folder = open_folder(Path(spec.model_folder), "", weights=not spec.config.random_weights)
-    chain = CudaChain(folder, spec.config, spec.limits, shared, mailbox.set_progress)
+    chain = CudaChain(folder, spec.config, spec.limits, shared, progress_of(mailbox))
     print(
         f"step graphs: {chain.graph_count}, {chain.graph_bytes / 2**20:.0f} MiB; set up in {chain.start_seconds:.1f} s",
         file=sys.stderr,
@@ -36,8 +53,10 @@ def run_chain(spec: ChainSpec, mailbox: Mailbox, shared: SharedArena) -> None:
     )
     chain.start()
     mailbox.set_ready()
-    told = layout.Command.RUN
+    told, pulse = layout.Command.RUN, Pulse()
     while not chain.ended():
+        if not pulse.look(int(shared.telemetry["heartbeat"][0])):
+            raise CudaError(f"the chain has shown no sign of life in {_SILENT_LOOKS * _LOOK_SECONDS:.0f} s")
         if mailbox.command != told:
             told = mailbox.command
             chain.command(told)
@@ -49,6 +68,8 @@ def main() -> int:
     spec, mailbox, shared = begin_child()
     try:
         run_chain(spec, mailbox, shared)
+    except StoppedEarlyError:
+        return 0
     except Exception as error:
         shared.telemetry["state"] = arena.DeviceState.FAILED
         print(f"device error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blink_proto import arena
-from gpu_runtime.chain.child import EXIT_DEVICE_ERROR, begin_child
+from gpu_runtime.chain.child import EXIT_DEVICE_ERROR, StoppedEarlyError, begin_child, progress_of
 from gpu_runtime.config import scheduler_config
 from gpu_runtime.mailbox import Mailbox
 from gpu_runtime.scheduler.host import HostScheduler, Plan
@@ -53,10 +53,12 @@ def main() -> int:
     try:
         from gpu_runtime.chain.soft_step import SoftStep
 
-        runner = SoftStep(spec, config, mailbox.set_progress)
+        runner = SoftStep(spec, config, progress_of(mailbox))
         scheduler = HostScheduler(config, shared.inbound, shared.outbound)
         mailbox.set_ready()
         run_chain(scheduler, runner, mailbox)
+    except StoppedEarlyError:
+        return 0
     except Exception as error:
         shared.telemetry["state"] = arena.DeviceState.FAILED
         print(f"device error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

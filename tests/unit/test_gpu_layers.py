@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from gpu_runtime.kernels.attention import RopeTables
 from gpu_runtime.kernels.gpu.gated import reference_silu_mul, silu_mul
-from gpu_runtime.kernels.gpu.norm import add_norm, gather_norm, reference_add_norm, reference_norm, rms_norm
+from gpu_runtime.kernels.gpu.norm import gather_norm, reference_norm, rms_norm
 from gpu_runtime.kernels.gpu.rope_store import HeadNorms, reference_rope_store, rope_store
 from gpu_runtime.model.config import ModelConfig
 from gpu_runtime.model.gpu_weights import load_weights, random_weights
@@ -56,15 +56,6 @@ def test_norms(size: int, dtype: torch.dtype) -> None:
     assert relative(rms_norm(inputs, weight, 1e-5), expected) < TOLERANCE[dtype]
     wide = inputs.double() * (inputs.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
     assert relative(expected, wide) < TOLERANCE[dtype]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_add_norm(dtype: torch.dtype) -> None:
-    residual, delta, weight = (random(*shape, dtype=dtype) for shape in ((7, 200), (7, 200), (200,)))
-    expected_residual = residual.clone()
-    expected = reference_add_norm(expected_residual, delta, weight, 1e-6)
-    assert relative(add_norm(residual, delta, weight, 1e-6), expected) < TOLERANCE[dtype]
-    assert relative(residual, expected_residual) < TOLERANCE[dtype]
 
 
 def test_gathered_rows_out_of_range_go_to_the_nearest() -> None:

@@ -15,7 +15,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 @triton.jit(do_not_specialize=["source_rows"])
 def _norm_kernel(
     source: tl.tensor,
-    delta: tl.tensor,
     index: tl.tensor,
     index_stride: tl.tensor,
     source_rows: tl.tensor,
@@ -23,7 +22,6 @@ def _norm_kernel(
     epsilon: tl.tensor,
     out: tl.tensor,
     size: tl.tensor,
-    ADDED: tl.constexpr,
     INDEXED: tl.constexpr,
     BLOCK: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
@@ -45,10 +43,6 @@ def _norm_kernel(
     at = source + source_row * size + columns
     inputs = tl.load(at, mask=mask, other=0.0)
     wide = inputs.to(tl.float32)
-    if ADDED:
-        total = wide + tl.load(delta + row * size + columns, mask=mask, other=0.0).to(tl.float32)
-        tl.store(at, total.to(dtype), mask=mask)
-        wide = total.to(dtype).to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + epsilon)
     normed = (wide * scale).to(dtype).to(tl.float32) * scales
     tl.store(out + row * size + columns, normed.to(dtype), mask=mask)
@@ -61,14 +55,7 @@ def rms_norm(inputs: torch.Tensor, weight: torch.Tensor, epsilon: float, program
         programmatic: start beside the kernel in front, whose results are awaited (programmatic dependent launch), and
             let the next one start; the same for the functions below.
     """
-    return _launch(inputs, None, None, weight, epsilon, programmatic)
-
-
-def add_norm(
-    residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, epsilon: float, programmatic: bool = False
-) -> torch.Tensor:
-    """Adds delta [rows, size] to residual [rows, size] in place, and norms the sum → [rows, size]."""
-    return _launch(residual, delta, None, weight, epsilon, programmatic)
+    return _launch(inputs, None, weight, epsilon, programmatic)
 
 
 def gather_norm(
@@ -78,12 +65,11 @@ def gather_norm(
 
     `rows` is int32 of any stride, and there before the step begins.
     """
-    return _launch(inputs, None, rows, weight, epsilon, programmatic)
+    return _launch(inputs, rows, weight, epsilon, programmatic)
 
 
 def _launch(
     source: torch.Tensor,
-    delta: torch.Tensor | None,
     index: torch.Tensor | None,
     weight: torch.Tensor,
     epsilon: float,
@@ -94,7 +80,6 @@ def _launch(
     block = triton.next_power_of_2(size)
     _norm_kernel[(len(out),)](
         source,
-        delta,
         index,
         1 if index is None else index.stride(0),
         len(source),
@@ -102,7 +87,6 @@ def _launch(
         epsilon,
         out,
         size,
-        ADDED=delta is not None,
         INDEXED=index is not None,
         BLOCK=block,
         PROGRAMMATIC=programmatic,
@@ -117,11 +101,3 @@ def reference_norm(inputs: torch.Tensor, weight: torch.Tensor, epsilon: float) -
     wide = inputs.float()
     scaled = wide * (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt()
     return weight * scaled.to(inputs.dtype)
-
-
-def reference_add_norm(
-    residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, epsilon: float
-) -> torch.Tensor:
-    """Plain torch, the same arguments and effects as `add_norm`."""
-    residual += delta
-    return reference_norm(residual, weight, epsilon)

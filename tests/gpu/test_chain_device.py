@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -123,6 +125,44 @@ def test_sampling_repeats_by_its_seed(front: Front) -> None:
     front.run([single := front.submit(text, 24, temperature=1.0, top_p=0.9, top_k=40, seed=1)])
     assert drawn[0].tokens == drawn[1].tokens == single.tokens
     assert len({tuple(one.tokens) for one in drawn}) == 3
+
+
+def test_log_probabilities(front: Front, small_model: Path) -> None:
+    """Those of each token and of the five most likely ones are those of transformers, in company."""
+    model, texts = reference.load(small_model), prompts(12)
+    made = [front.submit(text, 10, logprobs=1 + 5) for text in texts]
+    front.run(made + [front.submit(text, 10) for text in texts])
+    for text, one in zip(texts, made, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*text, *one.tokens]])).logits[0, len(text) - 1 : -1]
+        expected = logits.log_softmax(-1)
+        best = expected.topk(5)
+        for at, (token, found) in enumerate(zip(one.tokens, one.logprobs, strict=True)):
+            assert [entry[0] for entry in found] == [token, *best.indices[at].tolist()]
+            assert [entry[2] for entry in found] == [1, 1, 2, 3, 4, 5]
+            wanted = [float(expected[at, token]), *best.values[at].tolist()]
+            assert [entry[1] for entry in found] == pytest.approx(wanted, abs=1e-4)
+
+
+def test_penalties_bias_and_allowed_tokens(front: Front) -> None:
+    """They do what they say, and the same alone as in company."""
+    texts = prompts(8)
+    plain = together(front, texts, 24)
+    ways: list[dict[str, Any]] = [
+        {"frequency_penalty": 2.0, "presence_penalty": 2.0},
+        {"repetition_penalty": 1.8, "min_p": 0.2, "temperature": 1.0, "seed": 4},
+        {"bias": {one[0]: -math.inf for one in plain}},
+        {"bias": {7: 0.0, 11: 0.5, 200: 0.0}, "allow_only": True, "temperature": 1.5, "seed": 9},
+    ]
+    crowd = [[front.submit(text, 24, **way) for text in texts] for way in ways]
+    front.run([one for made in crowd for one in made])
+    for way, made in zip(ways, crowd, strict=True):
+        front.run([single := front.submit(texts[3], 24, **way)])
+        assert single.tokens == made[3].tokens
+    repeats = [sum(len(one) - len(set(one)) for one in answers) for answers in (plain, [m.tokens for m in crowd[0]])]
+    assert repeats[1] < repeats[0]
+    assert not {one[0] for one in plain} & {token for made in crowd[2] for token in made.tokens}
+    assert {token for made in crowd[3] for token in made.tokens} <= {7, 11, 200}
 
 
 def test_cancels(front: Front) -> None:

@@ -48,6 +48,8 @@ class Generation:
     prompt: Sequence[int]
     heap_start: int
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[list[tuple[int, float, int]]] = field(default_factory=list)
+    """For each token (token id, log-probability, rank): its own, then the most likely ones."""
     finish: Finish = Finish.NONE
     kind: RecordKind = RecordKind.TOKEN
     error: ErrorCode = ErrorCode.NONE
@@ -86,6 +88,7 @@ class Front:
         self._words = np.zeros(1, arena.ChannelOut)
         self._log = np.zeros(self.sizes.log_slots, arena.TokenRecord)
         self._heap = PromptHeap(self.sizes.heap_tokens)
+        self._newest = Generation(0, (), 0, logprobs=[[]])
         self._submits = self._cancels = 0
         self._beats = 0
         self._beat_at = 0.0
@@ -129,15 +132,25 @@ class Front:
         self._beat_at = time.monotonic()
         self.commit(self.control_offset + arena.CHANNEL_IN_OFFSETS["heartbeat"], self._beats)
 
-    def submit(self, prompt: Sequence[int], max_tokens: int, seconds: float = 20.0, **sampling: Any) -> Generation:
+    def submit(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        seconds: float = 20.0,
+        bias: dict[int, float] | None = None,
+        **sampling: Any,
+    ) -> Generation:
         """Writes a submission; waits, polling, while ring or heap have no room."""
-        start = self._heap.allocate(len(prompt))
+        entries = np.array(sorted((bias or {}).items()), np.dtype([("token", "<u4"), ("value", "<f4")]))
+        size = len(prompt) + 2 * len(entries)
+        start = self._heap.allocate(size)
         while start is None:
             self._wait_for_records(seconds)
-            start = self._heap.allocate(len(prompt))
+            start = self._heap.allocate(size)
         self.wait(self._has_room, seconds, "no room in the submit ring", poll=True)
-        self.write(self.heap_offset + 4 * start, np.asarray(prompt, "<u4").tobytes())
+        self.write(self.heap_offset + 4 * start, np.asarray(prompt, "<u4").tobytes() + entries.tobytes())
         record = submission(start, len(prompt), max_tokens, **sampling)
+        record["bias_offset"], record["bias_count"] = (start + len(prompt), len(entries)) if bias else (0, 0)
         made = Generation(self.append(record), prompt, start)
         self.generations[made.position & _NAME_MASK] = made
         return made
@@ -249,14 +262,18 @@ class Front:
         return records if right.all() else records[: int(right.argmin())]
 
     def _give(self, sequence: int, kind: int, finish: int, detail: int, token: int) -> None:
-        if kind == RecordKind.LOGPROB:
-            return  # belongs to the token before it, which has been given
+        if kind == RecordKind.LOGPROB:  # the fields stand where those of its own words do
+            value = float(np.array([sequence], np.uint32).view(np.float32)[0])
+            self._newest.logprobs[-1].append((token, value, detail << 8 | finish))
+            return
         generation = self.generations.get(sequence)
         if generation is None:
             self.unknown += 1
             return
         if kind == RecordKind.TOKEN:
             generation.tokens.append(token)
+            generation.logprobs.append([])
+            self._newest = generation
         if finish != Finish.NONE:
             generation.kind, generation.finish = RecordKind(kind), Finish(finish)
             generation.error = ErrorCode(detail)
@@ -272,10 +289,14 @@ def submission(
     top_k: int = 0,
     seed: int = 0,
     ignore_eos: bool = True,
+    allow_only: bool = False,
+    **others: float,
 ) -> NDArray[np.void]:
-    """A SubmitRecord without its commit word."""
+    """A SubmitRecord without its commit word; `others` are fields by their names."""
     record = np.zeros((), arena.SubmitRecord)
     record["prompt_offset"], record["prompt_tokens"], record["max_tokens"] = prompt_offset, prompt_tokens, max_tokens
     record["temperature"], record["top_p"], record["top_k"], record["seed"] = temperature, top_p, top_k, seed
-    record["flags"] = arena.SubmitFlag.IGNORE_EOS if ignore_eos else 0
+    record["flags"] = ignore_eos * arena.SubmitFlag.IGNORE_EOS | allow_only * arena.SubmitFlag.ALLOW_ONLY
+    for name, value in others.items():
+        record[name] = value
     return record

@@ -12,6 +12,8 @@ from blink_proto import arena
 from gpu_runtime.scheduler import image, layout
 
 BLOCK_TOKENS = 16
+INTAKE_TOKENS = 1 << 16
+"""Prompt tokens that the scheduler copies in a step, about: beyond that a step waits for it."""
 SHARED_LIMIT = 218 << 10
 """Shared memory that a step's state may take: a block of compute capability 9.0 has 227 KiB, 9 of them for the executor
 (asserted in chain.cu)."""
@@ -158,5 +160,6 @@ def scheduler_config(config: RuntimeConfig, model: ModelLimits) -> NDArray[np.vo
     buckets = step_buckets(config.token_budget)
     made["bucket_count"] = len(buckets)
     made["buckets"][: len(buckets)] = buckets
+    made["intake_tokens"] = INTAKE_TOKENS
     made["lease_timeout_ns"] = int(config.lease_timeout_seconds * 1e9)
     return made

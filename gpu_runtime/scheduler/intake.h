@@ -137,14 +137,24 @@ BLINK_FN arena::ErrorCode copy_staged(const Exec& exec, State& state, uint32_t c
   return copy_bias(exec, state, c, staged.slot, staged.record) ? ErrorCode::NONE : ErrorCode::BAD_BIAS;
 }
 
-// Takes the channel's next submission; false when there is none or it has to wait.
+// What a step's intake has taken, and the prompt tokens that it looked at for that.
+struct Taken {
+  uint32_t submissions;
+  uint64_t tokens;
+};
+
+// Takes the channel's next submission, if there is one and it need not wait, and counts it. `taken` is the same on all
+// threads.
 template <class Exec>
-BLINK_FN bool take_submission(const Exec& exec, State& state, uint32_t c) {
+BLINK_FN bool take_submission(const Exec& exec, State& state, uint32_t c, Taken& taken) {
   exec.leader([&] { stage_submission(state, c); });
   const Staged& staged = state.staged;
   const bool present = staged.present != 0;
+  const uint32_t tokens = staged.error == arena::ErrorCode::NONE ? staged.record.prompt_tokens : 0;
   exec.barrier();  // all have read it before the leader stages the next one
   if (!present) return false;
+  ++taken.submissions;
+  taken.tokens += tokens;
   const arena::ErrorCode error = copy_staged(exec, state, c);
   exec.leader([&] {
     if (error == arena::ErrorCode::NONE) {
@@ -157,6 +167,11 @@ BLINK_FN bool take_submission(const Exec& exec, State& state, uint32_t c) {
   return true;
 }
 
+// Both are bounded, so that no front end makes a step long for the others.
+BLINK_FN bool may_take_more(const State& state, const Taken& taken) {
+  return taken.submissions < layout::MAX_INTAKE_PER_STEP && taken.tokens < state.config.intake_tokens;
+}
+
 // Round by round over the channels, from a starting channel that moves on by one each step.
 template <class Exec>
 BLINK_FN void intake(const Exec& exec, State& state) {
@@ -164,16 +179,13 @@ BLINK_FN void intake(const Exec& exec, State& state) {
   const auto ready = [&](uint32_t c) -> uint64_t {
     return state.draining == 0 && can_take(state, state.channels[c]) && submission_is_there(state, c);
   };
-  uint32_t taken = 0;
+  Taken taken{0, 0};
   bool found = exec.scan(state.config.channels, ready, [](uint32_t, uint64_t) {}) != 0;
-  while (found && taken < layout::MAX_INTAKE_PER_STEP) {
+  while (found && may_take_more(state, taken)) {
     found = false;
-    for (uint32_t k = 0; k < state.config.channels && taken < layout::MAX_INTAKE_PER_STEP; ++k) {
+    for (uint32_t k = 0; k < state.config.channels && may_take_more(state, taken); ++k) {
       const uint32_t c = (state.round_start + k) % state.config.channels;
-      if (take_submission(exec, state, c)) {
-        found = true;
-        ++taken;
-      }
+      found = take_submission(exec, state, c, taken) || found;
     }
   }
   exec.leader([&] { state.round_start = (state.round_start + 1) % state.config.channels; });

@@ -13,7 +13,7 @@
 namespace blink::layout {
 
 inline constexpr uint32_t kVersion = 1;
-inline constexpr uint64_t kLayoutHash = 0xE40868ECAA538BA6ull;
+inline constexpr uint64_t kLayoutHash = 0x726ABC9899AF53B8ull;
 inline constexpr uint32_t MAX_EOS_TOKENS = 0x10u;  // stop tokens a model may have
 inline constexpr uint32_t MAX_BUCKETS = 0x40u;  // sizes of step graphs at most
 inline constexpr uint32_t MAX_CANCELS_PER_STEP = 0x20u;  // cancel records taken in one step at most, over all channels
@@ -58,7 +58,7 @@ struct alignas(8) SchedulerConfig {
   uint32_t eos_count;  // entries of eos_tokens in use
   uint32_t eos_tokens[16];  // the model's own stop tokens
   uint32_t bucket_count;  // entries of buckets in use
-  uint32_t pad0;  // zero
+  uint32_t intake_tokens;  // prompt tokens looked at in one step, after which no further submission is taken
   uint32_t buckets[64];  // token counts of the step graphs, ascending; the last one is at least token_budget
   uint64_t lease_timeout_ns;  // a lease without a heartbeat for that long ends
 };
@@ -80,7 +80,7 @@ static_assert(offsetof(SchedulerConfig, blocks_per_sequence) == 48);
 static_assert(offsetof(SchedulerConfig, eos_count) == 52);
 static_assert(offsetof(SchedulerConfig, eos_tokens) == 56);
 static_assert(offsetof(SchedulerConfig, bucket_count) == 120);
-static_assert(offsetof(SchedulerConfig, pad0) == 124);
+static_assert(offsetof(SchedulerConfig, intake_tokens) == 124);
 static_assert(offsetof(SchedulerConfig, buckets) == 128);
 static_assert(offsetof(SchedulerConfig, lease_timeout_ns) == 384);
 #endif

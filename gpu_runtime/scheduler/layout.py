@@ -8,7 +8,7 @@ from enum import IntEnum, IntFlag
 import numpy as np
 
 VERSION = 1
-LAYOUT_HASH = 0xE40868ECAA538BA6
+LAYOUT_HASH = 0x726ABC9899AF53B8
 
 MAX_EOS_TOKENS = 0x10
 """stop tokens a model may have"""
@@ -69,14 +69,14 @@ SchedulerConfig = np.dtype(
         ("eos_count", "<u4"),  # entries of eos_tokens in use
         ("eos_tokens", "<u4", (16,)),  # the model's own stop tokens
         ("bucket_count", "<u4"),  # entries of buckets in use
-        ("pad0", "<u4"),  # zero
+        ("intake_tokens", "<u4"),  # prompt tokens looked at in one step, after which no further submission is taken
         ("buckets", "<u4", (64,)),  # token counts of the step graphs, ascending; the last one is at least token_budget
         ("lease_timeout_ns", "<u8"),  # a lease without a heartbeat for that long ends
     ]
 )
 """sizes and limits, fixed for the life of a scheduler"""
 assert SchedulerConfig.itemsize == 392
-SCHEDULER_CONFIG_OFFSETS = {"channels": 0, "submit_slots": 4, "cancel_slots": 8, "log_slots": 12, "heap_tokens": 16, "vocab_size": 20, "max_model_tokens": 24, "max_sequences": 28, "max_running": 32, "token_budget": 36, "block_tokens": 40, "blocks": 44, "blocks_per_sequence": 48, "eos_count": 52, "eos_tokens": 56, "bucket_count": 120, "pad0": 124, "buckets": 128, "lease_timeout_ns": 384}
+SCHEDULER_CONFIG_OFFSETS = {"channels": 0, "submit_slots": 4, "cancel_slots": 8, "log_slots": 12, "heap_tokens": 16, "vocab_size": 20, "max_model_tokens": 24, "max_sequences": 28, "max_running": 32, "token_budget": 36, "block_tokens": 40, "blocks": 44, "blocks_per_sequence": 48, "eos_count": 52, "eos_tokens": 56, "bucket_count": 120, "intake_tokens": 124, "buckets": 128, "lease_timeout_ns": 384}
 assert SchedulerConfig.fields is not None
 assert {name: field[1] for name, field in SchedulerConfig.fields.items()} == SCHEDULER_CONFIG_OFFSETS
 

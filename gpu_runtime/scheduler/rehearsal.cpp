@@ -27,6 +27,7 @@ SchedulerConfig small_config() {
   config.max_model_tokens = 64;
   config.max_sequences = config.max_running = 1;
   config.token_budget = 2;
+  config.intake_tokens = 1;
   config.block_tokens = 64;
   config.blocks = 3;
   config.blocks_per_sequence = 1;

@@ -40,6 +40,7 @@ inline const char* check_limits(const layout::SchedulerConfig& config) {
   if (config.blocks < 2 || uint64_t{config.blocks} * config.block_tokens > 0x7FFFFFFFu) return "blocks out of range";
   if (config.blocks_per_sequence == 0) return "blocks_per_sequence out of range";
   if (config.eos_count > layout::MAX_EOS_TOKENS) return "eos_count out of range";
+  if (config.intake_tokens == 0) return "intake_tokens out of range";
   return nullptr;
 }
 

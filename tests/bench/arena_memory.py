@@ -26,6 +26,7 @@ def make_config(**changes):
         "blocks": 17,
         "blocks_per_sequence": 10,
         "lease_timeout_ns": 1000,
+        "intake_tokens": 1 << 16,
     }
     eos = changes.pop("eos", [2])
     fields |= changes

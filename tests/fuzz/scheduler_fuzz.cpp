@@ -44,6 +44,7 @@ SchedulerConfig small_config() {
   config.eos_count = 1;
   config.bucket_count = 1;
   config.buckets[0] = 8;
+  config.intake_tokens = 64;
   config.lease_timeout_ns = 1000;
   return config;
 }

@@ -100,6 +100,7 @@ int main() {
   config.block_tokens = 4;
   config.blocks = 65;
   config.blocks_per_sequence = 16;
+  config.intake_tokens = 64;
   config.lease_timeout_ns = ~0ull;
   blink_scheduler* scheduler = blink_scheduler_create(&config, inbound, InboundLayout(kSizes).total_bytes, outbound,
                                                       OutboundLayout(kSizes).total_bytes);

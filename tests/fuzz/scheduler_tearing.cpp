@@ -39,6 +39,7 @@ blink::layout::SchedulerConfig small_config() {
   config.block_tokens = 4;
   config.blocks = 20;
   config.blocks_per_sequence = 12;
+  config.intake_tokens = 64;
   config.lease_timeout_ns = ~0ull;
   return config;
 }

@@ -54,6 +54,7 @@ def draw_limits(draw: Draw) -> Limits:
         blocks_per_sequence=draw(1, 48 // block_tokens),
         eos_tokens=tuple(draw(0, vocab - 1) for _ in range(draw(0, 2))),
         buckets=tuple(buckets),
+        intake_tokens=draw(1, 60),
     )
 
 

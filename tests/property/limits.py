@@ -30,6 +30,7 @@ class Limits:
     blocks_per_sequence: int = 12
     eos_tokens: tuple[int, ...] = (2,)
     buckets: tuple[int, ...] = (1, 4, 16)
+    intake_tokens: int = 1 << 16
     lease_timeout_ns: int = 1_000_000_000
 
     def record(self) -> NDArray[np.void]:

@@ -34,7 +34,7 @@ def news_of(head: int, body: int) -> object:
 def test_random_histories_reach_every_record_and_counter() -> None:
     """Counts how many histories show each; all must be common enough to be met by chance."""
     seen: Counter[object] = Counter()
-    for seed in range(300):
+    for seed in range(360):
         rng = Random(seed)
         world = World(draw_limits(rng.randint))
         for action in draw_history(rng.randint, world.limits, 120, MIXES[seed % len(MIXES)]):

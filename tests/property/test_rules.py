@@ -50,6 +50,19 @@ def test_a_long_prompt_comes_in_chunks_of_the_budget(engine: Engines) -> None:
     assert bench.step() == [(0, 0, 8, 2, True)]
 
 
+def test_after_so_many_prompt_tokens_the_next_step_takes_the_rest(engine: Engines) -> None:
+    """Those of refused tokens count, since they were looked at; those of a record that is refused as such do not."""
+    bench = Bench(engine, intake_tokens=6, vocab_size=32)
+    bench.submit([1, 1, 1], max_tokens=0, offset=0)
+    bench.submit([1, 1, 99], max_tokens=1, offset=4)
+    bench.submit([2, 2, 2], max_tokens=1, offset=8)
+    bench.submit([3], max_tokens=1, offset=12)
+    bench.step()
+    assert bench.out("submit_read") == 3
+    bench.step(5)
+    assert bench.out("submit_read") == 4
+
+
 def test_decodes_come_first_and_leave_the_rest_of_the_budget(engine: Engines) -> None:
     bench = Bench(engine, token_budget=4, buckets=(4,))
     bench.submit([1, 1, 1], max_tokens=4)

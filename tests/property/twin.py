@@ -300,10 +300,12 @@ class SchedulerTwin:
             return
         order = [(start + step) % self.limits.channels for step in range(self.limits.channels)]
         taken, before = 0, -1
+        self.tokens_seen = 0
         while taken != before:
             before = taken
             for channel in order:
-                if taken < layout.MAX_INTAKE_PER_STEP and self.channels[channel].live:
+                more = taken < layout.MAX_INTAKE_PER_STEP and self.tokens_seen < self.limits.intake_tokens
+                if more and self.channels[channel].live:
                     taken += self.take_submission(channel)
 
     def see_lease(self, channel: int, now_ns: int) -> None:
@@ -356,6 +358,8 @@ class SchedulerTwin:
             return False
         record = np.frombuffer(bytes(self.inbound.view[at : at + 128]), arena.SubmitRecord)[0]
         error = self.validate(channel, record)
+        if error is ErrorCode.NONE or error >= ErrorCode.BAD_TOKEN:
+            self.tokens_seen += int(record["prompt_tokens"])
         if error is ErrorCode.NONE:
             self.arrived.append(self.new_sequence(channel, record))
         else:

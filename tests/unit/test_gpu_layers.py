@@ -5,7 +5,6 @@ On a machine without a CUDA device the kernels run in Triton's interpreter.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 pytest.importorskip("triton", reason="triton is not installed")
 
 from gpu_runtime.kernels.attention import RopeTables

@@ -49,7 +49,6 @@ def build_step(
         _chooser(folder.config, weights, model.torch_projections),
         lambda logits, rows: sample_rows(logits, plan, rows),
         kernels,
-        plan,
     )
 
 

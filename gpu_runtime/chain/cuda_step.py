@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 
 from gpu_runtime.chain.chain_kernels import ChainKernels
-from gpu_runtime.model.device_plan import DevicePlan
 from gpu_runtime.model.gpu_llama import GpuLlama, Projections
 from gpu_runtime.model.gpu_weights import GpuLayer
 
@@ -28,10 +27,9 @@ class CudaStep:
         projections: Callable[[int], Projections],
         sample: Sampler,
         kernels: ChainKernels,
-        plan: DevicePlan,
     ) -> None:
         self._model, self._projections, self._sample = model, projections, sample
-        self._kernels, self._plan = kernels, plan
+        self._kernels = kernels
         self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def step(self, tokens: int, decode_only: bool) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blink_proto import arena
-from gpu_runtime.config import SHARED_LIMIT
 from gpu_runtime.cuda.memory import DeviceMemory, MappedMemory
 from gpu_runtime.model.device_plan import DevicePlan, SamplingSlots, decode_tiles_max, words_of
 from gpu_runtime.scheduler import image, layout
@@ -41,16 +40,10 @@ class DeviceScheduler:
 
     Raises:
         SchedulerError: the configuration is wrong.
-        ValueError: more sequences than a multiprocessor's shared memory holds.
     """
 
     def __init__(self, config: NDArray[np.void], inbound: int, outbound: int) -> None:
         sizes = image.measure(config)
-        if sizes.shared > SHARED_LIMIT:
-            raise ValueError(
-                f"{int(config['max_sequences'])} sequences need {sizes.shared / 1024:.0f} KiB of shared memory, "
-                f"a step on a CUDA device has {SHARED_LIMIT / 1024:.0f}; lower --max-sequences"
-            )
         self._memory = DeviceMemory(sizes.total)
         made = image.make(config, self._memory.address, inbound, outbound)
         self._memory.write(0, made.content)

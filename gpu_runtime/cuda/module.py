@@ -12,7 +12,6 @@ from typing import Any
 from gpu_runtime.cuda.build import compile_kernels
 from gpu_runtime.cuda.errors import check
 
-_DEFAULT_SHARED_BYTES = 48 << 10
 Argument = ctypes.c_void_p | ctypes.c_int32 | ctypes.c_uint32 | ctypes.c_int64 | ctypes.c_uint64 | ctypes.c_float
 
 

@@ -1,5 +1,4 @@
-// The step of the scheduler on the GPU, with what it touches again and again in shared memory: a load there takes a
-// tenth of one from the L2 cache, and a step makes some hundred that depend on each other.
+// The step of the scheduler on the GPU, with what it touches again and again in shared memory.
 #pragma once
 #include "scheduler/block_exec.cuh"
 #include "scheduler/cold_arrays.h"

@@ -8,7 +8,7 @@ from enum import IntEnum, IntFlag
 import numpy as np
 
 VERSION = 1
-LAYOUT_HASH = 0x726ABC9899AF53B8
+LAYOUT_HASH = 0x4A69C428A0A977FC
 
 MAX_EOS_TOKENS = 0x10
 """stop tokens a model may have"""
@@ -242,7 +242,6 @@ ChainBoard = np.dtype(
         ("stamps", "<u8"),  # device address of StepStamp[STAMPS]
         ("longest_poll_ns", "<u8"),  # after that long without news the scheduler runs all the same: leases end, the heartbeat grows
         ("idle_since_ns", "<u8"),  # when there was last something to do
-        ("pad2", "<u8"),  # zero
         ("launch_error", "<u8"),  # status of the launch that failed, after which the chain has ended; 0: none
         ("launches_itself", "<u8"),  # 1: the scheduler launches the next graph; 0: the host does (tests)
         ("idle_graph", "<u8"),  # executable graph that polls
@@ -251,12 +250,11 @@ ChainBoard = np.dtype(
         ("pushed", "<u8", (64,)),  # by channel: position up to which the token log was copied to host memory
         ("bell_polled", "<u8"),  # value of the bell with which the idle poll goes on waiting: that of the last pull, or another one when there may be more to take over
         ("pulled_ns", "<u8"),  # when the last pull looked beyond the bell
-        ("pad1", "<u8"),  # zero
-        ("pad0", "u1", (584,)),  # zero
+        ("pad0", "u1", (600,)),  # zero
     ]
 )
 """what the chain's kernels know beside the scheduler's state; in device memory"""
 assert ChainBoard.itemsize == 2240
-CHAIN_BOARD_OFFSETS = {"command": 0, "command_seen": 8, "bell_seen": 16, "host_inbound": 24, "host_outbound": 32, "stamps": 40, "longest_poll_ns": 48, "idle_since_ns": 56, "pad2": 64, "launch_error": 72, "launches_itself": 80, "idle_graph": 88, "decode_graphs": 96, "mixed_graphs": 608, "pushed": 1120, "bell_polled": 1632, "pulled_ns": 1640, "pad1": 1648, "pad0": 1656}
+CHAIN_BOARD_OFFSETS = {"command": 0, "command_seen": 8, "bell_seen": 16, "host_inbound": 24, "host_outbound": 32, "stamps": 40, "longest_poll_ns": 48, "idle_since_ns": 56, "launch_error": 64, "launches_itself": 72, "idle_graph": 80, "decode_graphs": 88, "mixed_graphs": 600, "pushed": 1112, "bell_polled": 1624, "pulled_ns": 1632, "pad0": 1640}
 assert ChainBoard.fields is not None
 assert {name: field[1] for name, field in ChainBoard.fields.items()} == CHAIN_BOARD_OFFSETS

@@ -1,6 +1,6 @@
 // A scheduler of one sequence in a steady state, for rehearsals: a step of it does nothing that anybody sees. The tail
-// of a step graph finds its instructions in no cache, after weights have gone through all of them, and waits for each
-// line of code half a microsecond. A rehearsal while the step still samples has them fetched; the real step then finds
+// of a step graph finds its instructions in no cache, after weights have gone through all of them, and waits for
+// them line by line. A rehearsal while the step still samples has them fetched; the real step then finds
 // them.
 #pragma once
 #include "scheduler/host.h"

@@ -1,6 +1,6 @@
 // The step of a steady state: every live sequence decodes, none ends, and no front end wants anything. Its outcome is
 // that of the full step, in a fraction of the code. On the GPU that is what counts: the tail of a step graph finds its
-// instructions in no cache, and a full step is 100 KB of them (30 µs on an H200, whatever the number of sequences).
+// instructions in no cache, and a full step has many times as many.
 #pragma once
 #include "scheduler/emit.h"
 #include "scheduler/harvest.h"

@@ -3,68 +3,69 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
-from dpu_service.api.errors import ApiError
+from dpu_service.api import fields
+from dpu_service.api.errors import ApiError, bad_value
 
 
 class StreamOptions(msgspec.Struct):
     """`stream_options`."""
 
-    include_usage: bool | None = None
+    include_usage: fields.IncludeUsage | None = None
 
 
 class CommonRequest(msgspec.Struct, kw_only=True):
     """What both completion endpoints take; null counts as absent. From `bad_words` on: not built yet."""
 
-    model: str
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    stream: bool | None = None
+    model: fields.Model
+    max_tokens: fields.MaxTokens | None = None
+    temperature: fields.Temperature | None = None
+    top_p: fields.TopP | None = None
+    top_k: fields.TopK | None = None
+    seed: fields.Seed | None = None
+    n: fields.Choices | None = None
+    stop: fields.Stop | None = None
+    stop_token_ids: fields.StopTokens | None = None
+    ignore_eos: fields.IgnoreEos | None = None
+    skip_special_tokens: fields.SkipSpecial | None = None
+    stream: fields.Stream | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    min_p: float | None = None
-    min_tokens: int | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
+    user: fields.User | None = None
+    presence_penalty: fields.Penalty | None = None
+    frequency_penalty: fields.Penalty | None = None
+    repetition_penalty: fields.RepetitionPenalty | None = None
+    min_p: fields.MinP | None = None
+    min_tokens: fields.MinTokens | None = None
+    logit_bias: fields.LogitBias | None = None
+    allowed_token_ids: fields.AllowedTokens | None = None
 
-    bad_words: Any = None
-    prompt_logprobs: Any = None
-    return_tokens_as_token_ids: Any = None
-    truncate_prompt_tokens: Any = None
-    include_stop_str_in_output: Any = None
-    response_format: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
-    use_beam_search: Any = None
-    length_penalty: Any = None
+    bad_words: fields.Unbuilt = None
+    prompt_logprobs: fields.Unbuilt = None
+    return_tokens_as_token_ids: fields.Unbuilt = None
+    truncate_prompt_tokens: fields.Unbuilt = None
+    include_stop_str_in_output: fields.Unbuilt = None
+    response_format: fields.Unbuilt = None
+    guided_json: fields.Unbuilt = None
+    guided_regex: fields.Unbuilt = None
+    guided_choice: fields.Unbuilt = None
+    guided_grammar: fields.Unbuilt = None
+    structured_outputs: fields.Unbuilt = None
+    use_beam_search: fields.Unbuilt = None
+    length_penalty: fields.Unbuilt = None
 
 
 class CompletionRequest(CommonRequest, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: Any = None
-    logprobs: int | None = None
-    best_of: Any = None
-    echo: Any = None
-    suffix: Any = None
-    prompt_embeds: Any = None
+    prompt: fields.Prompt
+    logprobs: fields.TopLogprobs | None = None
+    best_of: fields.Unbuilt = None
+    echo: fields.Unbuilt = None
+    suffix: fields.Unbuilt = None
+    prompt_embeds: fields.Unbuilt = None
 
 
 class ContentPart(msgspec.Struct):
@@ -79,36 +80,38 @@ class Message(msgspec.Struct):
 
     role: str
     content: str | list[ContentPart] | None = None
-    tool_calls: Any = None
-    function_call: Any = None
-    audio: Any = None
+    tool_calls: fields.Unbuilt = None
+    function_call: fields.Unbuilt = None
+    audio: fields.Unbuilt = None
 
 
 class ChatRequest(CommonRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[Message]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
-    chat_template: Any = None
-    chat_template_kwargs: Any = None
-    documents: Any = None
-    add_generation_prompt: Any = None
-    continue_final_message: Any = None
-    echo: Any = None
+    messages: Annotated[list[Message], fields.MESSAGES]
+    max_completion_tokens: fields.MaxTokens | None = None
+    logprobs: fields.Logprobs | None = None
+    top_logprobs: fields.TopLogprobs | None = None
+    tools: fields.Unbuilt = None
+    tool_choice: fields.Unbuilt = None
+    functions: fields.Unbuilt = None
+    function_call: fields.Unbuilt = None
+    modalities: fields.Unbuilt = None
+    audio: fields.Unbuilt = None
+    prediction: fields.Unbuilt = None
+    web_search_options: fields.Unbuilt = None
+    chat_template: fields.Unbuilt = None
+    chat_template_kwargs: fields.Unbuilt = None
+    documents: fields.Unbuilt = None
+    add_generation_prompt: fields.Unbuilt = None
+    continue_final_message: fields.Unbuilt = None
+    echo: fields.Unbuilt = None
 
 
 _Body = TypeVar("_Body", bound=CommonRequest)
 _PATH = re.compile(r" - at `(?:key in )?\$(.*)`$")
+_RANGE = re.compile(r"^Expected `\w+` (of length )?(<|<=|>|>=) (\S+)$")
+_WORDS = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
 _MISSING = re.compile(r"missing required field `(\w+)`")
 
 
@@ -134,5 +137,11 @@ def _wrong_type(message: str) -> ApiError:
     inner = path.group(1).lstrip(".") if path else ""
     param = ".".join(filter(None, [inner, missing.group(1) if missing else ""])) or None
     reason = _PATH.sub("", message)
+    if param and (limit := _RANGE.match(reason)):
+        return bad_value(param, f"'{param}' must be {_in_words(*limit.groups())}")
     text = f"'{param}': {reason}" if param else f"the body is not as expected: {reason}"
     return ApiError(400, text, param=param, code="missing_required_parameter" if missing else "invalid_type")
+
+
+def _in_words(length: str | None, relation: str, bound: str) -> str:
+    return f"{'of length ' if length else ''}{_WORDS[relation]} {bound.removesuffix('.0')}"

@@ -1,0 +1,106 @@
+"""Fields of requests: their ranges, which msgspec checks while it reads a body, and what they mean.
+
+The document at /openapi.json is made from these. `extra_json_schema` holds what is checked elsewhere, because the
+error should name the whole field or because it depends on the model.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from blink_proto import arena
+from dpu_service.api.bias import MAX_BIAS_VALUE
+
+MAX_CHOICES = 16
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 4096
+MAX_TEMPERATURE = 2.0
+
+_TOKEN: dict[str, Any] = {"type": "integer", "minimum": 0}
+_TEXT: dict[str, Any] = {"type": "string"}
+
+Model = Annotated[str, Meta(description="The served name, as /v1/models lists it.")]
+MaxTokens = Annotated[
+    int,
+    Meta(
+        description="Tokens to generate at most. Prompt and answer must fit the context window together; what does not "
+        "is refused, not cut.",
+        extra_json_schema={"minimum": 0},
+    ),
+]
+Temperature = Annotated[
+    float, Meta(ge=0, le=MAX_TEMPERATURE, description="Default 1. Below 0.001 the most likely token is taken.")
+]
+TopP = Annotated[float, Meta(gt=0, le=1, description="Sample from the most likely tokens of this mass. Default 1.")]
+TopK = Annotated[int, Meta(ge=-1, description="Sample from this many most likely tokens. 0 and -1 switch it off.")]
+MinP = Annotated[
+    float, Meta(ge=0, le=1, description="Drop tokens below this share of the most likely one's probability.")
+]
+Seed = Annotated[
+    int,
+    Meta(
+        ge=-(1 << 63),
+        le=(1 << 63) - 1,
+        description="The same seed gives the same answer. Without one each choice draws its own.",
+    ),
+]
+Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="Choices for each prompt. Default 1.")]
+_STOP = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": MAX_STOP_CHARACTERS})]
+Stop = _STOP | Annotated[list[_STOP], Meta(max_length=MAX_STOPS)]
+StopTokens = Annotated[
+    list[Annotated[int, Meta(extra_json_schema=_TOKEN)]],
+    Meta(description=f"Tokens that end the answer beside the model's own, {arena.MAX_STOP_TOKENS} at most."),
+]
+AllowedTokens = Annotated[
+    list[Annotated[int, Meta(extra_json_schema=_TOKEN)]],
+    Meta(
+        description="No other token is generated.",
+        extra_json_schema={"minItems": 1},
+    ),
+]
+Penalty = Annotated[float, Meta(ge=-arena.MAX_PENALTY, le=arena.MAX_PENALTY, description="Default 0.")]
+RepetitionPenalty = Annotated[float, Meta(gt=0, le=arena.MAX_REPETITION_PENALTY, description="Default 1.")]
+MinTokens = Annotated[
+    int, Meta(ge=0, description="Neither stop tokens nor stop strings end the answer before so many tokens.")
+]
+LogitBias = Annotated[
+    dict[str, Annotated[float, Meta(extra_json_schema={"minimum": -MAX_BIAS_VALUE, "maximum": MAX_BIAS_VALUE})]],
+    Meta(
+        description="Token id to what is added to its logit.",
+        extra_json_schema={"propertyNames": {"pattern": "^[0-9]{1,11}$"}, "maxProperties": arena.MAX_BIAS},
+    ),
+]
+TopLogprobs = Annotated[
+    int,
+    Meta(
+        description="How many of the most likely tokens come with their log-probabilities.",
+        extra_json_schema={"minimum": 0, "maximum": arena.MAX_TOP_LOGPROBS},
+    ),
+]
+Prompt = Annotated[
+    Any,
+    Meta(
+        description="A text, token ids, or a list of either; each has answers of its own.",
+        extra_json_schema={
+            "anyOf": [
+                _TEXT,
+                {"type": "array", "minItems": 1, "items": _TEXT},
+                {"type": "array", "minItems": 1, "items": _TOKEN},
+                {"type": "array", "minItems": 1, "items": {"type": "array", "minItems": 1, "items": _TOKEN}},
+            ]
+        },
+    ),
+]
+IgnoreEos = Annotated[bool, Meta(description="The model's own end tokens do not end the answer.")]
+SkipSpecial = Annotated[bool, Meta(description="Leave control tokens out of the text. Default true.")]
+Stream = Annotated[bool, Meta(description="Answer with server-sent events.")]
+IncludeUsage = Annotated[bool, Meta(description="One more chunk, before [DONE], with `usage` and no choices.")]
+User = Annotated[str, Meta(description="Ignored.")]
+Logprobs = Annotated[bool, Meta(description="Give the log-probability of each generated token.")]
+MESSAGES = Meta(description="The conversation so far.", extra_json_schema={"minItems": 1})
+Unbuilt = Annotated[
+    Any,
+    Meta(description="Not built: refused (`unsupported_parameter`) unless it means the same as leaving it out."),
+]

@@ -27,6 +27,7 @@ ROUTES: dict[str, tuple[str, Handler]] = {
     "/ready": ("GET", operations.ready),
     "/metrics": ("GET", operations.metrics_page),
     "/version": ("GET", operations.version),
+    "/openapi.json": ("GET", operations.openapi),
 }
 PROBES = ("/health", "/ready", "/metrics")
 """Asked every few seconds by machines; in the access log at debug level only, unless they fail."""

@@ -48,7 +48,10 @@ Seed = Annotated[
 ]
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="Choices for each prompt. Default 1.")]
 _STOP = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": MAX_STOP_CHARACTERS})]
-Stop = _STOP | Annotated[list[_STOP], Meta(max_length=MAX_STOPS)]
+Stop = Annotated[
+    _STOP | Annotated[list[_STOP], Meta(max_length=MAX_STOPS)],
+    Meta(description="Texts that end the answer, which ends before them."),
+]
 StopTokens = Annotated[
     list[Annotated[int, Meta(extra_json_schema=_TOKEN)]],
     Meta(description=f"Tokens that end the answer beside the model's own, {arena.MAX_STOP_TOKENS} at most."),

@@ -1,4 +1,4 @@
-"""Probes, metrics, version and the list of models."""
+"""Probes, metrics, version, the OpenAPI document and the list of models."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from blink_proto import VERSION
 from dpu_service import metrics
 from dpu_service.api.errors import model_not_found
 from dpu_service.api.exchange import Exchange
+from dpu_service.api.openapi import document
 from dpu_service.service import Service, Serving
 
 
@@ -31,6 +32,11 @@ async def ready(service: Service, exchange: Exchange) -> None:
 async def version(service: Service, exchange: Exchange) -> None:
     """GET /version."""
     await exchange.reply(200, msgspec.json.encode({"version": VERSION}))
+
+
+async def openapi(service: Service, exchange: Exchange) -> None:
+    """GET /openapi.json."""
+    await exchange.reply(200, document.encoded())
 
 
 async def metrics_page(service: Service, exchange: Exchange) -> None:

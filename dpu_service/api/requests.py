@@ -12,13 +12,13 @@ from dpu_service.api.errors import ApiError, bad_value
 
 
 class StreamOptions(msgspec.Struct):
-    """`stream_options`."""
+    """What else a stream tells."""
 
     include_usage: fields.IncludeUsage | None = None
 
 
 class CommonRequest(msgspec.Struct, kw_only=True):
-    """What both completion endpoints take; null counts as absent. From `bad_words` on: not built yet."""
+    """What both completion endpoints take; null counts as absent."""
 
     model: fields.Model
     max_tokens: fields.MaxTokens | None = None
@@ -58,7 +58,7 @@ class CommonRequest(msgspec.Struct, kw_only=True):
 
 
 class CompletionRequest(CommonRequest, kw_only=True):
-    """POST /v1/completions."""
+    """Body of /v1/completions."""
 
     prompt: fields.Prompt
     logprobs: fields.TopLogprobs | None = None
@@ -86,7 +86,7 @@ class Message(msgspec.Struct):
 
 
 class ChatRequest(CommonRequest, kw_only=True):
-    """POST /v1/chat/completions."""
+    """Body of /v1/chat/completions."""
 
     messages: Annotated[list[Message], fields.MESSAGES]
     max_completion_tokens: fields.MaxTokens | None = None

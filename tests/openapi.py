@@ -1,0 +1,56 @@
+"""The OpenAPI document as a judge of real answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+from jsonschema import Draft202012Validator
+
+from dpu_service.api.openapi.document import EVENT_SCHEMA, document
+
+DOCUMENT = document()
+
+
+def closed(schema: Any) -> Any:
+    """A schema that admits no property beside those it lists, at any depth: a field without a description is found."""
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: closed(value) for key, value in schema.items()}
+    if isinstance(made.get("properties"), dict) and schema.get("type") == "object":
+        made.setdefault("additionalProperties", False)
+    return made
+
+
+def judge(schema: dict[str, Any], value: Any) -> None:
+    """Raises where a value is not as described.
+
+    Raises:
+        jsonschema.ValidationError: it is not.
+    """
+    whole = {**closed(schema), "components": closed(DOCUMENT["components"])}
+    Draft202012Validator(whole).validate(value)
+
+
+def check_answer(path: str, answer: httpx.Response) -> None:
+    """Holds an answer, or each event of a stream, against the document; `path` is a route's template."""
+    (operation,) = DOCUMENT["paths"][path].values()
+    described = operation["responses"][str(answer.status_code)]
+    media = answer.headers["content-type"].split(";")[0]
+    content = described["content"][media]
+    assert set(described.get("headers", {})) <= {name.title() for name in answer.headers}
+    if media == "text/event-stream":
+        for event in _events(answer):
+            error = {"$ref": "#/components/schemas/ErrorAnswer"}
+            judge(error if "error" in event else content[EVENT_SCHEMA], event)
+    elif media == "application/json":
+        judge(content["schema"], answer.json())
+
+
+def _events(answer: httpx.Response) -> list[dict[str, Any]]:
+    parts = [part.removeprefix("data: ") for part in answer.text.split("\n\n") if part]
+    assert parts.pop() == "[DONE]"
+    return [json.loads(part) for part in parts]

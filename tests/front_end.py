@@ -75,10 +75,12 @@ def ready_line(process: subprocess.Popen[bytes], log: Path, timeout: float = 30)
 
 
 @contextmanager
-def front_end(*flags: str, device: ReplayDevice | None = None) -> Iterator[FrontEnd]:
-    """A front end that is ready; everything is gone afterwards."""
+def front_end(
+    *flags: str, device: ReplayDevice | None = None, files: dict[str, bytes] | None = None
+) -> Iterator[FrontEnd]:
+    """A front end that is ready; everything is gone afterwards. `files` are the tokenizer's."""
     device = device or make_device()
-    control = ReplayControl(MODEL, tiny_text.files(), device)
+    control = ReplayControl(MODEL, files or tiny_text.files(), device)
     port = control.start()
     with tempfile.TemporaryDirectory() as folder:
         process, log = launch(port, Path(folder), *flags)

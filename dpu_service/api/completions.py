@@ -11,6 +11,7 @@ from dpu_service.api.answers import DONE, Piece, usage
 from dpu_service.api.errors import ApiError, from_sequences, internal, unavailable
 from dpu_service.api.exchange import EVENT_STREAM, Exchange
 from dpu_service.api.generation import Generation
+from dpu_service.api.outflow import Outflow
 from dpu_service.api.prepare import Prepared, prepare_chat, prepare_completion
 from dpu_service.sequences.errors import ClientGoneError, SequencesError
 from dpu_service.sequences.inbox import Inbox
@@ -101,14 +102,8 @@ async def _stream(exchange: Exchange, generation: Generation, prepared: Prepared
     await exchange.start(200, EVENT_STREAM, STREAM_HEADERS)
     last, outcome = b"", "error"
     try:
-        while True:
-            news = b"".join([prepared.shape.chunk(piece) for piece in pieces])
-            if generation.over:
-                break
-            if news:
-                await exchange.write(news)
-            pieces = await generation.next()
-        last = news + (prepared.shape.usage_chunk(_used(prepared, generation)) if prepared.with_usage else b"")
+        last = await Outflow(exchange, generation, prepared.shape).run(pieces)
+        last += prepared.shape.usage_chunk(_used(prepared, generation)) if prepared.with_usage else b""
         outcome = "ok"
     except ClientGoneError:
         return "client_gone"

@@ -14,6 +14,10 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+WriteNow = Callable[[bytes], bool]
+WRITE_NOW = "blink.write_now"
+"""Extension of the ASGI scope: sends a part of the body at once; False while the client is slow to read."""
+
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
@@ -35,6 +39,7 @@ class Exchange:
         self.close_after = False
         self._receive = receive
         self._send = send
+        self._write_now: WriteNow | None = scope.get("extensions", {}).get(WRITE_NOW)
         self._watcher: asyncio.Task[None] | None = None
 
     async def body(self, most_bytes: int, timeout: float) -> bytes:
@@ -70,6 +75,10 @@ class Exchange:
             headers.append((b"connection", b"close"))
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def write_now(self, data: bytes) -> bool:
+        """Sends a part of the body without waiting; False, with nothing sent, where only `write` can do it."""
+        return self._write_now is not None and self._write_now(data)
 
     async def write(self, data: bytes) -> None:
         """Sends a part of the body; waits while the client is slow to read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from blink_proto.arena import Finish
@@ -74,17 +75,37 @@ class Generation:
         Raises:
             SequencesError: the request is over before its choices are.
         """
-        pieces: dict[int, Piece] = {}
-        for item in await self._inbox.take():
-            self._measure(item)
-            if self._choices[item.number].finish_reason is None:
-                pieces.setdefault(item.number, Piece(item.number)).add(self._feed(item))
-        return [piece for piece in pieces.values() if piece.says_something]
+        return self._pieces(await self._inbox.take())
+
+    def take_now(self) -> list[Piece]:
+        """As `next`, without waiting: maybe nothing.
+
+        Raises:
+            SequencesError: the request is over before its choices are.
+        """
+        return self._pieces(self._inbox.take_now())
+
+    def listen(self, on_news: Callable[[], None] | None) -> None:
+        """See `Inbox.listen`."""
+        self._inbox.listen(on_news)
 
     def close(self) -> None:
         """Cancels what still runs."""
         self._pump.abandon(self._sequences)
         metrics.COMPLETION_TOKENS.inc(self.completion_tokens)
+
+    def _pieces(self, items: list[Tokens]) -> list[Piece]:
+        pieces: dict[int, Piece] = {}
+        for item in items:
+            self._measure(item)
+            if self._choices[item.number].finish_reason is not None:
+                continue
+            piece, earlier = self._feed(item), pieces.get(item.number)
+            if earlier is None:
+                pieces[item.number] = piece
+            else:
+                earlier.add(piece)
+        return [piece for piece in pieces.values() if piece.says_something]
 
     def _feed(self, item: Tokens) -> Piece:
         choice, logprobs = self._choices[item.number], self._logprobs[item.number]

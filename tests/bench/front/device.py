@@ -1,7 +1,7 @@
 """A device that speaks on all its sequences at a fixed rate, cheaply enough to share a core with a client.
 
-Each token is the number of the tick in which it was written, and the clock of every tick is kept: so a client's stamps can
-be compared with the device's. Both are CLOCK_MONOTONIC, which all processes of a machine share.
+Each token is the number of the tick in which it was written, and the clock of every tick is kept, so that a client can
+compare its own stamps with them. Both are CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
 from __future__ import annotations

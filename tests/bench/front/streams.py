@@ -90,9 +90,7 @@ def _client(job: Job) -> None:
     subprocess.run(command, input=to_line(job), check=True, cwd=ROOT, timeout=120)
 
 
-def _judge(
-    scenario: Scenario, device: PacedDevice, arrivals: np.ndarray, seconds: float, spent: float
-) -> Measured:
+def _judge(scenario: Scenario, device: PacedDevice, arrivals: np.ndarray, seconds: float, spent: float) -> Measured:
     stream, tick, came, last = arrivals.T
     delays = (came - np.array(device.stamps)[tick]) / 1e6
     if delays.min() < 0 or (np.diff(tick)[np.diff(stream) == 0] <= 0).any():

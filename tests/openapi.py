@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 from jsonschema import Draft202012Validator
 
-from dpu_service.api.openapi.document import EVENT_SCHEMA, document
+from dpu_service.api.openapi.document import document
 
 DOCUMENT = document()
 
@@ -44,8 +44,8 @@ def check_answer(path: str, answer: httpx.Response) -> None:
     assert set(described.get("headers", {})) <= {name.title() for name in answer.headers}
     if media == "text/event-stream":
         for event in _events(answer):
-            error = {"$ref": "#/components/schemas/ErrorAnswer"}
-            judge(error if "error" in event else content[EVENT_SCHEMA], event)
+            chunk, error, _ = content["schema"]["properties"]["data"]["anyOf"]
+            judge((error if "error" in event else chunk)["contentSchema"], event)
     elif media == "application/json":
         judge(content["schema"], answer.json())
 

@@ -48,7 +48,8 @@ def find_route(method: str, path: str) -> tuple[str, Handler]:
     else:
         raise ApiError(404, "there is nothing at this path", code="unknown_url")
     if method != wanted and not (method == "HEAD" and wanted == "GET"):
-        raise ApiError(405, f"this path takes {wanted} only", code="method_not_allowed")
+        allow = "GET, HEAD" if wanted == "GET" else wanted
+        raise ApiError(405, f"this path takes {wanted} only", code="method_not_allowed", allow=allow)
     return name, handler
 
 

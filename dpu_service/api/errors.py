@@ -26,6 +26,7 @@ class ApiError(Exception):
         param: the request's field that is at fault.
         code: for programs.
         retry_after: seconds for the Retry-After header.
+        allow: methods for the Allow header.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -45,6 +47,12 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.allow = allow
+
+    def headers(self) -> dict[bytes, bytes]:
+        """What the answer says beside its body."""
+        given = {b"retry-after": self.retry_after, b"allow": self.allow}
+        return {name: str(value).encode() for name, value in given.items() if value is not None}
 
     def body(self) -> bytes:
         """The error object as JSON."""

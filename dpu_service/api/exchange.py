@@ -98,9 +98,8 @@ class Exchange:
 
     async def refuse(self, error: ApiError) -> None:
         """An error as a whole answer."""
-        extra = {b"retry-after": str(error.retry_after).encode()} if error.retry_after is not None else {}
         self.notes["error"] = error.code
-        await self.reply(error.status, error.body(), extra=extra)
+        await self.reply(error.status, error.body(), extra=error.headers())
 
     def close(self) -> None:
         """Stops watching the client."""

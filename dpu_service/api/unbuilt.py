@@ -2,62 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from dpu_service.api.errors import unsupported
 from dpu_service.api.requests import CommonRequest
 
-
-def _number(value: Any) -> Callable[[Any], bool]:
-    return lambda given: not isinstance(given, bool) and isinstance(given, int | float) and given == value
-
-
-def _off(given: Any) -> bool:
-    return given is False
-
-
-def _empty(given: Any) -> bool:
-    return given in ({}, [], "")
-
-
-def _one(given: Any) -> bool:
-    return given is True or given == 1
-
-
-_HARMLESS: dict[str, Callable[[Any], bool]] = {
-    "prompt_logprobs": _off,
-    "return_tokens_as_token_ids": _off,
-    "echo": _off,
-    "best_of": _number(1),
-    "suffix": _empty,
-    "prompt_embeds": _empty,
-    "length_penalty": _number(1),
-    "bad_words": _empty,
-    "truncate_prompt_tokens": lambda _: False,
-    "include_stop_str_in_output": _off,
-    "response_format": lambda given: given == {"type": "text"},
-    "guided_json": _empty,
-    "guided_regex": _empty,
-    "guided_choice": _empty,
-    "guided_grammar": _empty,
-    "structured_outputs": _empty,
-    "use_beam_search": _off,
-    "tools": _empty,
-    "tool_choice": lambda given: given in ("none", "auto"),
-    "functions": _empty,
-    "function_call": lambda given: given in ("none", "auto"),
-    "modalities": lambda given: given == ["text"],
-    "audio": _empty,
-    "prediction": _empty,
-    "web_search_options": _empty,
-    "chat_template": _empty,
-    "chat_template_kwargs": _empty,
-    "documents": _empty,
-    "add_generation_prompt": _one,
-    "continue_final_message": _off,
+HARMLESS: dict[str, list[Any]] = {
+    "prompt_logprobs": [False],
+    "return_tokens_as_token_ids": [False],
+    "echo": [False],
+    "best_of": [1],
+    "suffix": [{}, [], ""],
+    "prompt_embeds": [{}, [], ""],
+    "length_penalty": [1],
+    "bad_words": [{}, [], ""],
+    "truncate_prompt_tokens": [],
+    "include_stop_str_in_output": [False],
+    "response_format": [{"type": "text"}],
+    "guided_json": [{}, [], ""],
+    "guided_regex": [{}, [], ""],
+    "guided_choice": [{}, [], ""],
+    "guided_grammar": [{}, [], ""],
+    "structured_outputs": [{}, [], ""],
+    "use_beam_search": [False],
+    "tools": [{}, [], ""],
+    "tool_choice": ["none", "auto"],
+    "functions": [{}, [], ""],
+    "function_call": ["none", "auto"],
+    "modalities": [["text"]],
+    "audio": [{}, [], ""],
+    "prediction": [{}, [], ""],
+    "web_search_options": [{}, [], ""],
+    "chat_template": [{}, [], ""],
+    "chat_template_kwargs": [{}, [], ""],
+    "documents": [{}, [], ""],
+    "add_generation_prompt": [True, 1],
+    "continue_final_message": [False],
 }
-"""Values (beside null and absence) that mean the same as leaving the field out."""
+"""Values (beside null and absence) that mean the same as leaving the field out; the document lists them too."""
 
 
 def refuse_unbuilt(request: CommonRequest) -> None:
@@ -66,7 +48,12 @@ def refuse_unbuilt(request: CommonRequest) -> None:
     Raises:
         ApiError: 400 `unsupported_parameter`, naming the first one.
     """
-    for name, harmless in _HARMLESS.items():
+    for name, harmless in HARMLESS.items():
         given = getattr(request, name, None)
-        if given is not None and not harmless(given):
+        if given is not None and not any(_same(given, value) for value in harmless):
             raise unsupported(name)
+
+
+def _same(given: Any, value: Any) -> bool:
+    """Equal as JSON: true is no number."""
+    return bool(given == value) and isinstance(given, bool) == isinstance(value, bool)

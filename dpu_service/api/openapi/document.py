@@ -10,14 +10,13 @@ import msgspec
 from blink_proto import VERSION
 from dpu_service.api.openapi.answers import ErrorAnswer
 from dpu_service.api.openapi.operations import ERRORS, OPERATIONS, Operation
+from dpu_service.api.unbuilt import HARMLESS
 
 JSON, EVENTS = "application/json", "text/event-stream"
-EVENT_SCHEMA = "x-event-schema"
-"""In the description of a stream: the schema of its events. OpenAPI 3.1 has no place for it."""
 RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 0}}}
 STREAM_TEXT = (
-    "With `stream`: server-sent events, each `data: ` and one object of the schema `{event}`. A failure after the first"
-    " token is an event with an error object. The last event is `data: [DONE]`."
+    "With `stream`: server-sent events; this is the schema of one. A failure after the first token is an event with an "
+    "error object. The last event is `[DONE]`."
 )
 
 
@@ -34,7 +33,8 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "Blink",
             "version": VERSION,
-            "description": "OpenAI-compatible completions. Fields of requests that are not listed are ignored.",
+            "description": "OpenAI-compatible completions. Fields of requests that are not listed are ignored. Whole "
+            "numbers are written without a decimal point.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "security": [{"bearer": []}],
@@ -57,9 +57,11 @@ def _schemas() -> dict[str, Any]:
     for one in OPERATIONS.values():
         kinds += [kind for kind in (one.request, one.answer, one.event, *one.others.values()) if kind is not None]
     _, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
-    for schema in components.values():
-        for field in schema.get("properties", {}).values():
-            _lift_description(field)
+    for name, schema in components.items():
+        for field, described in schema.get("properties", {}).items():
+            _lift_description(described)
+            if name.endswith("Request") and field in HARMLESS:
+                described["enum"] = [None, *HARMLESS[field]]
     return components
 
 
@@ -105,9 +107,14 @@ def _success(one: Operation) -> dict[str, Any]:
         return {one.media: {"schema": {"type": "object"} if one.media == JSON else {"type": "string"}}}
     content: dict[str, Any] = {JSON: {"schema": _reference(one.answer)}}
     if one.event is not None:
-        text = STREAM_TEXT.format(event=one.event.__name__)
-        content[EVENTS] = {"schema": {"type": "string", "description": text}, EVENT_SCHEMA: _reference(one.event)}
+        content[EVENTS] = {"schema": _event(one.event)}
     return content
+
+
+def _event(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    data = [{"contentMediaType": JSON, "contentSchema": _reference(one)} for one in (kind, ErrorAnswer)]
+    properties = {"data": {"type": "string", "anyOf": [*data, {"const": "[DONE]"}]}}
+    return {"type": "object", "description": STREAM_TEXT, "required": ["data"], "properties": properties}
 
 
 def _error(status: int) -> dict[str, Any]:

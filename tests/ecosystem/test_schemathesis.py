@@ -1,0 +1,66 @@
+"""schemathesis over the OpenAPI document: requests that fit it and requests that do not, and never a 500.
+
+BLINK_SCHEMATHESIS is the number of examples for each route.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests import tiny_text
+from tests.ecosystem.narrowed import for_this_model, only_served
+from tests.front_end import MODEL, ROOT, FrontEnd, eventually, front_end
+from tests.replay import Script
+
+EXAMPLES = os.environ.get("BLINK_SCHEMATHESIS", "40")
+HELLO = [*tiny_text.ids("hello"), tiny_text.special(tiny_text.END)]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[FrontEnd]:
+    with front_end("--workers", "1", "--no-access-log", "--queue-depth", "4096") as running:
+        running.device.script = lambda submission: Script(HELLO)
+        yield running
+
+
+@pytest.fixture
+def front(shared: FrontEnd) -> Iterator[FrontEnd]:
+    """Afterwards everything has ended, nothing went wrong inside, and it still serves."""
+    yield shared
+    eventually(lambda: shared.device.playing == 0)
+    assert shared.device.channels[0].protocol_errors == 0
+    levels = [json.loads(line)["level"] for line in shared.log.read_text().splitlines()]
+    assert "error" not in {level.lower() for level in levels}
+    answer = httpx.post(f"{shared.http}/v1/completions", json={"model": MODEL, "prompt": "hi"})
+    assert answer.json()["choices"][0]["text"] == "hello"
+
+
+def examine(front: FrontEnd, folder: Path, document: dict[str, Any], seed: int, *flags: str) -> None:
+    path = folder / "openapi.json"
+    path.write_text(json.dumps(document))
+    command = [str(Path(sys.executable).parent / "schemathesis"), "run", str(path), "--url", front.http]
+    command += ["--phases", "coverage,fuzzing", "--max-examples", EXAMPLES, "--seed", str(seed), *flags]
+    hooks = {"SCHEMATHESIS_HOOKS": "tests.ecosystem.schemathesis_hooks", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **hooks}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("seed", [1, secrets.randbelow(1 << 32)], ids=["fixed", "random"])
+def test_requests_that_fit_and_that_do_not(front: FrontEnd, tmp_path: Path, seed: int) -> None:
+    print(f"seed {seed}")
+    examine(front, tmp_path, for_this_model(), seed, "--exclude-checks", "positive_data_acceptance")
+
+
+def test_what_fits_and_has_no_other_reason_against_it_is_served(front: FrontEnd, tmp_path: Path) -> None:
+    examine(front, tmp_path, only_served(), 1, "--mode", "positive")

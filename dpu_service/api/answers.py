@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from dpu_service.api.logprobs import Entry
+from dpu_service.channel.logprobs import Logprob
 
 DONE = b"data: [DONE]\n\n"
 
@@ -31,16 +32,22 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 
 Render = Callable[[list[Entry]], dict[str, Any]]
 """The object `logprobs` of a choice."""
+RenderPrompt = Callable[[list[list[Logprob]]], list[dict[str, Any] | None]]
+"""The list `prompt_logprobs` of a choice."""
 
 
 @dataclass
 class Piece:
-    """News of one choice: text, the tokens whose log-probabilities were asked for, and in the last piece a reason."""
+    """News of one choice: text, the tokens whose log-probabilities were asked for, and in the last piece a reason.
+
+    `prompt_logprobs`: those of the prompt's tokens but the first, for the field of this name.
+    """
 
     index: int
     text: str = ""
     finish_reason: str | None = None
     entries: list[Entry] = field(default_factory=list)
+    prompt_logprobs: list[list[Logprob]] | None = None
 
     @property
     def says_something(self) -> bool:
@@ -52,6 +59,8 @@ class Piece:
         self.text += later.text
         self.finish_reason = later.finish_reason
         self.entries += later.entries
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = later.prompt_logprobs
 
 
 class Shape(Protocol):
@@ -107,14 +116,19 @@ class _Head:
 
 
 class CompletionShape:
-    """`text_completion` objects."""
+    """`text_completion` objects.
 
-    def __init__(self, model: str, with_usage: bool, render: Render | None) -> None:
+    Args:
+        render_prompt: makes `prompt_logprobs` of choices that have them; never in chunks.
+    """
+
+    def __init__(self, model: str, with_usage: bool, render: Render | None, render_prompt: RenderPrompt) -> None:
         self._head = _Head(model, with_usage, render, "cmpl")
+        self._render_prompt = render_prompt
 
     def whole(self, choices: list[Piece], used: dict[str, int]) -> bytes:
         """See `Shape`."""
-        said = [self._choice(one, self._head.logprobs(one, whole=True)) for one in choices]
+        said = [{**self._choice(one, self._head.logprobs(one, whole=True)), **self._of_prompt(one)} for one in choices]
         return msgspec.json.encode({**self._head.body("text_completion", said), "usage": used})
 
     def chunk(self, piece: Piece) -> bytes:
@@ -124,6 +138,10 @@ class CompletionShape:
     def usage_chunk(self, used: dict[str, int]) -> bytes:
         """See `Shape`."""
         return self._head.usage_chunk("text_completion", used)
+
+    def _of_prompt(self, piece: Piece) -> dict[str, Any]:
+        found = piece.prompt_logprobs
+        return {} if found is None else {"prompt_logprobs": self._render_prompt(found)}
 
     @staticmethod
     def _choice(piece: Piece, logprobs: dict[str, Any] | None) -> dict[str, Any]:

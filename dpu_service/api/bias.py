@@ -1,7 +1,8 @@
-"""What a request adds to logits: `logit_bias` and `allowed_token_ids`, as the device's bias entries."""
+"""What a request adds to logits: `logit_bias`, `allowed_token_ids` and `bad_words`, as the device's bias entries."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from blink_proto import arena
@@ -18,23 +19,40 @@ class Bias:
     allow_only: bool = False
 
 
-def read_bias(logit_bias: dict[str, float] | None, allowed: list[int] | None, vocab_size: int) -> Bias:
-    """Checks both. A token that is not allowed needs no bias.
+def read_bias(
+    logit_bias: dict[str, float] | None,
+    allowed: list[int] | None,
+    vocab_size: int,
+    banned: frozenset[int] = frozenset(),
+) -> Bias:
+    """Checks them. A token that is not allowed needs no bias.
+
+    Args:
+        banned: tokens of `bad_words`.
 
     Raises:
         ApiError: 400, naming the field.
     """
-    values = _values(logit_bias or {}, vocab_size)
+    values = _values(logit_bias or {}, vocab_size) | dict.fromkeys(banned, -math.inf)
     if allowed is not None:
         if not allowed:
             raise bad_value("allowed_token_ids", "'allowed_token_ids' must name at least one token")
         if not all(0 <= token < vocab_size for token in allowed):
             raise bad_value("allowed_token_ids", f"'allowed_token_ids' must be at least 0 and below {vocab_size}")
-        values = {token: values.get(token, 0.0) for token in allowed}
+        values = {token: values.get(token, 0.0) for token in allowed if token not in banned}
+        if not values:
+            raise bad_value("bad_words", "'bad_words' leave none of 'allowed_token_ids'")
     if len(values) > arena.MAX_BIAS:
-        param = "logit_bias" if allowed is None else "allowed_token_ids"
-        raise bad_value(param, f"'{param}' may name at most {arena.MAX_BIAS} tokens")
+        raise bad_value(
+            _longest(logit_bias, allowed), f"at most {arena.MAX_BIAS} tokens can be changed in their logits"
+        )
     return Bias(tuple(sorted(values.items())), allowed is not None)
+
+
+def _longest(logit_bias: dict[str, float] | None, allowed: list[int] | None) -> str:
+    if allowed is not None:
+        return "allowed_token_ids"
+    return "bad_words" if len(logit_bias or {}) <= arena.MAX_BIAS else "logit_bias"
 
 
 def _values(logit_bias: dict[str, float], vocab_size: int) -> dict[int, float]:

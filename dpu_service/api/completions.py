@@ -13,6 +13,7 @@ from dpu_service.api.exchange import EVENT_STREAM, Exchange
 from dpu_service.api.generation import Generation
 from dpu_service.api.outflow import Outflow
 from dpu_service.api.prepare import Prepared, prepare_chat, prepare_completion
+from dpu_service.api.ranking import best
 from dpu_service.sequences.errors import ClientGoneError, SequencesError
 from dpu_service.sequences.inbox import Inbox
 from dpu_service.service import Service, Serving
@@ -87,11 +88,13 @@ def _used(prepared: Prepared, generation: Generation) -> dict[str, int]:
 
 
 async def _whole(exchange: Exchange, generation: Generation, prepared: Prepared) -> str:
-    count = sum(len(one.samplings) for one in prepared.plan.wanted)
-    choices = [Piece(index) for index in range(count)]
+    plan = prepared.plan
+    choices = [Piece(index) for index in range(plan.choices)]
     while not generation.over:
         for piece in await generation.next():
             choices[piece.index].add(piece)
+    if plan.kept:
+        choices = best(choices, generation.mean_logprobs, plan.choices // len(plan.wanted), plan.kept)
     await exchange.reply(200, prepared.shape.whole(choices, _used(prepared, generation)))
     return "ok"
 

@@ -13,7 +13,7 @@ from msgspec import Meta
 from blink_proto import arena
 from dpu_service.api.bias import MAX_BIAS_VALUE
 
-MAX_CHOICES = 16
+MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 4096
 MAX_TEMPERATURE = 2.0
@@ -47,6 +47,15 @@ Seed = Annotated[
     ),
 ]
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="Choices for each prompt. Default 1.")]
+BestOf = Annotated[
+    int,
+    Meta(
+        ge=1,
+        le=MAX_CHOICES,
+        description="Make so many choices of each prompt and answer with the `n` of them that have the highest mean "
+        "log-probability per token, best first. At least `n`; above `n` not with `stream`. `usage` counts all.",
+    ),
+]
 _STOP = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": MAX_STOP_CHARACTERS})]
 Stop = Annotated[
     _STOP | Annotated[list[_STOP], Meta(max_length=MAX_STOPS)],
@@ -55,6 +64,16 @@ Stop = Annotated[
 StopTokens = Annotated[
     list[Annotated[int, Meta(extra_json_schema=_TOKEN)]],
     Meta(description=f"Tokens that end the answer beside the model's own, {arena.MAX_STOP_TOKENS} at most."),
+]
+KeepStop = Annotated[
+    bool, Meta(description="The stop string, or the text of the stop token, is part of the answer. Default false.")
+]
+BadWords = Annotated[
+    list[str],
+    Meta(
+        max_length=arena.MAX_BIAS // 2,
+        description="Words that are not generated, bare and behind a space. Each must be a single token both ways.",
+    ),
 ]
 AllowedTokens = Annotated[
     list[Annotated[int, Meta(extra_json_schema=_TOKEN)]],
@@ -82,6 +101,23 @@ TopLogprobs = Annotated[
         extra_json_schema={"minimum": 0, "maximum": arena.MAX_TOP_LOGPROBS},
     ),
 ]
+PromptLogprobs = Annotated[
+    int,
+    Meta(
+        description="As `logprobs`, for the tokens of the prompt, in the choices' field `prompt_logprobs`.",
+        extra_json_schema={"minimum": 0, "maximum": arena.MAX_TOP_LOGPROBS},
+    ),
+]
+TokensAsIds = Annotated[bool, Meta(description="Write tokens of log-probabilities as `token_id:` and their id.")]
+TruncatePrompt = Annotated[
+    int,
+    Meta(
+        ge=-1,
+        description="Keep only so many last tokens of the prompt; -1: as many as the context window leaves.",
+    ),
+]
+AddSpecial = Annotated[bool, Meta(description="Put BOS in front where the model's tokenizer does so. Default true.")]
+Echo = Annotated[bool, Meta(description="The answer begins with the prompt's text, and `logprobs` with its tokens.")]
 Prompt = Annotated[
     Any,
     Meta(

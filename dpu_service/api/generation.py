@@ -3,35 +3,67 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
 
 from blink_proto.arena import Finish
 from dpu_service import metrics
+from dpu_service.api.answering import Answering
 from dpu_service.api.answers import Piece
-from dpu_service.api.logprobs import Entry
-from dpu_service.channel.logprobs import Logprob
+from dpu_service.api.echo import Echo
+from dpu_service.api.logprobs import Asked
 from dpu_service.sequences.inbox import Inbox, Tokens
 from dpu_service.sequences.pump import Running, Wanted
 from dpu_service.service import Serving
-from dpu_service.text.choice import ChoiceText
+from dpu_service.text.bundle import TextBundle
+from dpu_service.text.choice import ChoiceText, TextRules
+from dpu_service.text.places import TokenPlaces
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A checked request. `wanted` gives the choices in order: index = prompt · n + choice."""
+    """A checked request. `wanted` gives the choices in order: index = prompt · choices of each + choice.
+
+    Attributes:
+        continues: the answers' text continues that of their prompts.
+        echoes: what stands in front of the answers, one for each of `wanted`, or none.
+        only_prompt: no tokens are wanted.
+        kept: choices of each prompt that are answered, the best ones; 0 for all.
+    """
 
     wanted: list[Wanted]
-    stops: list[str]
-    skip_special: bool
-    min_tokens: int = 0
-    logprobs: bool = False
+    rules: TextRules = field(default_factory=TextRules)
+    asked: Asked = field(default_factory=Asked)
+    continues: bool = False
+    echoes: list[Echo] = field(default_factory=list)
+    only_prompt: bool = False
+    kept: int = 0
 
     @property
     def prompt_tokens(self) -> int:
         """Each prompt counts once, however many choices it has."""
         return sum(len(one.prompt) for one in self.wanted)
+
+    @property
+    def choices(self) -> int:
+        """Choices that are made."""
+        return sum(len(one.samplings) for one in self.wanted)
+
+    def answerings(self, bundle: TextBundle) -> list[Answering]:
+        """Fresh ones for all choices."""
+        return [
+            self._answering(bundle, number, one.prompt, self.echoes[i] if self.echoes else None)
+            for number, (i, one) in enumerate((i, one) for i, one in enumerate(self.wanted) for _ in one.samplings)
+        ]
+
+    def _answering(self, bundle: TextBundle, number: int, prompt: Items[int], echo: Echo | None) -> Answering:
+        detokenizer = bundle.detokenizer(self.rules.skip_special)
+        if self.continues:
+            detokenizer.follow(prompt)
+        places = TokenPlaces(len(echo.text) if echo else 0) if self.asked.shown else None
+        text = ChoiceText(detokenizer, self.rules, places, place_last=echo is not None)
+        return Answering(number, text, self.asked, echo, self.only_prompt)
 
 
 class Generation:
@@ -49,12 +81,7 @@ class Generation:
         self._inbox = inbox
         self._arrived = arrived
         self._sequences: list[Running] = serving.pump.request(plan.wanted, inbox)
-        bundle = serving.encoder.bundle
-        self._choices = [
-            ChoiceText(bundle.detokenizer(plan.skip_special), plan.stops, plan.min_tokens, places=plan.logprobs)
-            for _ in self._sequences
-        ]
-        self._logprobs: list[deque[list[Logprob]]] = [deque() for _ in self._sequences]
+        self._choices = plan.answerings(serving.encoder.bundle)
         self._latest = [0.0] * len(self._choices)
         self._open = len(self._choices)
         metrics.PROMPT_TOKENS.inc(plan.prompt_tokens)
@@ -67,7 +94,12 @@ class Generation:
     @property
     def completion_tokens(self) -> int:
         """Tokens of all choices so far."""
-        return sum(choice.tokens for choice in self._choices)
+        return sum(choice.text.tokens for choice in self._choices)
+
+    @property
+    def mean_logprobs(self) -> list[float]:
+        """Of each choice (see `Answering.mean_logprob`)."""
+        return [choice.mean_logprob for choice in self._choices]
 
     async def next(self) -> list[Piece]:
         """The news since the last call, at most one piece for each choice and none that says nothing.
@@ -98,7 +130,7 @@ class Generation:
         pieces: dict[int, Piece] = {}
         for item in items:
             self._measure(item)
-            if self._choices[item.number].finish_reason is not None:
+            if self._choices[item.number].over:
                 continue
             piece, earlier = self._feed(item), pieces.get(item.number)
             if earlier is None:
@@ -108,15 +140,13 @@ class Generation:
         return [piece for piece in pieces.values() if piece.says_something]
 
     def _feed(self, item: Tokens) -> Piece:
-        choice, logprobs = self._choices[item.number], self._logprobs[item.number]
-        text = choice.feed(item.tokens, item.finish)
-        logprobs.extend(item.logprobs)
-        entries = [Entry(offset, logprobs.popleft()) for offset in choice.take_places()]
-        if choice.finish_reason is not None:
+        choice = self._choices[item.number]
+        piece = choice.feed(item)
+        if choice.over:
             self._open -= 1
-        if choice.stopped_by_text and item.finish is Finish.NONE:
-            self._pump.abandon([self._sequences[item.number]])
-        return Piece(item.number, text, choice.finish_reason, entries)
+            if item.finish is Finish.NONE:  # the device does not know
+                self._pump.abandon([self._sequences[item.number]])
+        return piece
 
     def _measure(self, item: Tokens) -> None:
         if not item.tokens:

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from dpu_service.api.answers import ChatShape, CompletionShape, Render, Shape
-from dpu_service.api.errors import bad_value, model_not_found
+from dpu_service.api.answers import ChatShape, CompletionShape, Shape
+from dpu_service.api.bad_words import read_bad_words
+from dpu_service.api.bias import read_bias
+from dpu_service.api.echo import Echo, echo_of
+from dpu_service.api.errors import bad_value, model_not_found, unsupported
 from dpu_service.api.generation import Plan
-from dpu_service.api.logprobs import Entry, asked_of_chat, asked_of_completion, chat_object, completion_object
-from dpu_service.api.prompts import chat_prompt, completion_prompts
+from dpu_service.api.logprobs import (
+    Asked,
+    Naming,
+    asked_of_chat,
+    asked_of_completion,
+    chat_object,
+    completion_object,
+    prompt_object,
+)
+from dpu_service.api.prompts import Prompt, PromptRules, chat_prompt, completion_prompts, last_tokens
 from dpu_service.api.requests import ChatRequest, CommonRequest, CompletionRequest, read_request
-from dpu_service.api.sampling import Choices, fit_window, read_choices, read_stops
+from dpu_service.api.sampling import Choices, fit_window, read_choices, read_counts, read_text_rules
 from dpu_service.api.unbuilt import refuse_unbuilt
 from dpu_service.sequences.pump import Wanted
 from dpu_service.service import Serving
-from dpu_service.text.spelling import Spelling
+from dpu_service.text.choice import TextRules
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for `max_tokens` of plain completions; chat takes what the window leaves."""
+ECHO_COST = 8
+"""Decoding a token for an echo, in characters tokenised."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +52,26 @@ async def prepare_completion(serving: Serving, body: bytes) -> Prepared:
     """
     request = read_request(body, CompletionRequest)
     with_usage = _check_common(serving, request)
-    geometry = serving.geometry
-    choices = read_choices(request, geometry.vocab_size, asked_of_completion(request, geometry))
-    stops = read_stops(request)
-    most = serving.pump.queue_depth // choices.count
-    window = geometry.window
-    prompts = await completion_prompts(request.prompt, serving.encoder, geometry.vocab_size, most, window)
-    wanted = []
-    for prompt in prompts:
-        length = _length(serving, prompt, choices, request.max_tokens, "max_tokens", "prompt")
-        if request.max_tokens is None:
-            length = min(length, DEFAULT_COMPLETION_TOKENS)
-        wanted.append(Wanted(prompt, choices.samplings(length), choices.bias.entries))
-    shape = CompletionShape(serving.model.name, with_usage, _render(serving, choices, completion_object))
-    return Prepared(_plan(request, wanted, stops, choices), shape, bool(request.stream), with_usage)
+    counts = read_counts(request.n, request.best_of, request.stream, serving.pump.queue_depth)
+    asked = asked_of_completion(request, serving.geometry, ranked=counts.made > counts.answered)
+    if asked.scores_prompt:
+        raise unsupported("echo" if request.echo else "prompt_logprobs", "log-probabilities of prompts are not built")
+    choices = _choices(serving, request, counts.made, asked)
+    rules = read_text_rules(request)
+    prompts = await completion_prompts(request.prompt, serving.encoder, _prompt_rules(serving, request, choices))
+    plan = Plan(
+        wanted=[_wanted(serving, request, choices, prompt) for prompt in prompts],
+        rules=rules,
+        asked=asked,
+        continues=True,
+        echoes=await _echoes(serving, prompts, rules) if request.echo else [],
+        only_prompt=request.max_tokens == 0,
+        kept=counts.answered if counts.made > counts.answered else 0,
+    )
+    naming = _naming(serving, request)
+    render = partial(completion_object, naming) if asked.shown else None
+    shape = CompletionShape(serving.model.name, with_usage, render, partial(prompt_object, naming))
+    return Prepared(plan, shape, bool(request.stream), with_usage)
 
 
 async def prepare_chat(serving: Serving, body: bytes) -> Prepared:
@@ -65,15 +82,19 @@ async def prepare_chat(serving: Serving, body: bytes) -> Prepared:
     """
     request = read_request(body, ChatRequest)
     with_usage = _check_common(serving, request)
-    geometry = serving.geometry
-    choices = read_choices(request, geometry.vocab_size, asked_of_chat(request, geometry))
-    stops = read_stops(request)
-    prompt = await chat_prompt(request.messages, serving.encoder, geometry.window)
+    counts = read_counts(request.n, None, request.stream, serving.pump.queue_depth)
+    asked = asked_of_chat(request, serving.geometry)
+    choices = _choices(serving, request, counts.made, asked)
+    rules = read_text_rules(request)
+    prompt = await chat_prompt(request.messages, serving.encoder, serving.geometry.window)
     param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-    length = _length(serving, prompt, choices, getattr(request, param), param, "messages")
-    wanted = [Wanted(prompt, choices.samplings(length), choices.bias.entries)]
-    shape = ChatShape(serving.model.name, with_usage, _render(serving, choices, chat_object))
-    return Prepared(_plan(request, wanted, stops, choices), shape, bool(request.stream), with_usage)
+    limit: int | None = getattr(request, param)
+    prompt = last_tokens(prompt, _keep(request, _window(serving, choices) - max(1, limit or 1)))
+    length = fit_window(len(prompt), limit, _window(serving, choices), param, "messages")
+    plan = Plan([Wanted(prompt, choices.samplings(length), choices.bias.entries)], rules, asked)
+    render = partial(chat_object, _naming(serving, request)) if asked.shown else None
+    shape = ChatShape(serving.model.name, with_usage, render)
+    return Prepared(plan, shape, bool(request.stream), with_usage)
 
 
 def _check_common(serving: Serving, request: CommonRequest) -> bool:
@@ -86,20 +107,57 @@ def _check_common(serving: Serving, request: CommonRequest) -> bool:
     return bool(request.stream_options is not None and request.stream_options.include_usage)
 
 
-def _length(
-    serving: Serving, prompt: list[int], choices: Choices, wanted: int | None, param: str, prompt_param: str
-) -> int:
+def _choices(serving: Serving, request: CommonRequest, count: int, asked: Asked) -> Choices:
+    vocab_size = serving.geometry.vocab_size
+    banned = read_bad_words(request.bad_words or [], serving.encoder.bundle, vocab_size)
+    bias = read_bias(request.logit_bias, request.allowed_token_ids, vocab_size, banned)
+    return read_choices(request, count, bias, vocab_size, asked)
+
+
+def _window(serving: Serving, choices: Choices) -> int:
     heap = serving.geometry.heap_tokens - 2 * len(choices.bias.entries)  # prompt and bias stand in it together
-    window = min(serving.geometry.window, heap + 1)
-    return fit_window(len(prompt), wanted, window, param, prompt_param)
+    return min(serving.geometry.window, heap + 1)
 
 
-def _plan(request: CommonRequest, wanted: list[Wanted], stops: list[str], choices: Choices) -> Plan:
-    skip_special = request.skip_special_tokens is not False
-    return Plan(wanted, stops, skip_special, choices.min_tokens, choices.logprobs > 0)
+def _prompt_rules(serving: Serving, request: CompletionRequest, choices: Choices) -> PromptRules:
+    answer = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    return PromptRules(
+        vocab_size=serving.geometry.vocab_size,
+        most=serving.pump.queue_depth // choices.count,
+        window=serving.geometry.window,
+        keep=_keep(request, _window(serving, choices) - max(1, answer)),
+        add_special=request.add_special_tokens is not False,
+    )
 
 
-def _render(
-    serving: Serving, choices: Choices, make: Callable[[Spelling, list[Entry]], dict[str, Any]]
-) -> Render | None:
-    return partial(make, serving.encoder.bundle.spelling) if choices.logprobs else None
+def _keep(request: CommonRequest, room: int) -> int | None:
+    """How many last tokens of a prompt count.
+
+    Args:
+        room: tokens that the window leaves beside the answer.
+    """
+    keep = request.truncate_prompt_tokens
+    if keep == 0:
+        raise bad_value("truncate_prompt_tokens", "'truncate_prompt_tokens' must be at least 1, or -1")
+    return max(room, 1) if keep == -1 else keep
+
+
+def _wanted(serving: Serving, request: CompletionRequest, choices: Choices, prompt: Prompt) -> Wanted:
+    count, window = len(prompt.tokens), _window(serving, choices)
+    length = fit_window(count, request.max_tokens, window, "max_tokens", "prompt", least=0 if request.echo else 1)
+    if request.max_tokens is None:
+        length = min(length, DEFAULT_COMPLETION_TOKENS)
+    return Wanted(prompt.tokens, choices.samplings(length), choices.bias.entries)
+
+
+async def _echoes(serving: Serving, prompts: list[Prompt], rules: TextRules) -> list[Echo]:
+    bundle, encoder = serving.encoder.bundle, serving.encoder
+    echoes = []
+    for prompt in prompts:
+        work = partial(echo_of, bundle, prompt.tokens, prompt.text, rules.skip_special)
+        echoes.append(await encoder.run(ECHO_COST * len(prompt.tokens), work))
+    return echoes
+
+
+def _naming(serving: Serving, request: CommonRequest) -> Naming:
+    return Naming(serving.encoder.bundle.spelling, bool(request.return_tokens_as_token_ids))

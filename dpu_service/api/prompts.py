@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 from dpu_service.api.errors import ApiError, bad_value, context_length, unsupported
@@ -13,13 +14,34 @@ from dpu_service.text.template import ChatTemplateError
 ROLES = ("system", "developer", "user", "assistant")
 
 
-async def completion_prompts(
-    given: Any, encoder: TextEncoder, vocab_size: int, most: int, window: int
-) -> list[list[int]]:
-    """Token ids of each prompt: a text, a list of texts, a list of token ids, or a list of such lists.
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt's tokens, and its text as the client wrote it where these are all its tokens."""
 
-    Args:
+    tokens: list[int]
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class PromptRules:
+    """How prompts are read.
+
+    Attributes:
         most: prompts that a request may have.
+        window: tokens of a prompt at most.
+        keep: so many last tokens count; None for all.
+        add_special: BOS goes in front of a text where the model's tokenizer does so.
+    """
+
+    vocab_size: int
+    most: int
+    window: int
+    keep: int | None = None
+    add_special: bool = True
+
+
+async def completion_prompts(given: Any, encoder: TextEncoder, rules: PromptRules) -> list[Prompt]:
+    """Each prompt: a text, a list of texts, a list of token ids, or a list of such lists.
 
     Raises:
         ApiError: 400: another type, no prompt or an empty one, a token outside the vocabulary, or too long.
@@ -27,19 +49,23 @@ async def completion_prompts(
     prompts = _split(given)
     if not prompts:
         raise bad_value("prompt", "'prompt' must not be empty")
-    if len(prompts) > most:
-        raise bad_value("prompt", f"'prompt' asks for more than {most} sequences at once")
-    encoded = []
+    if len(prompts) > rules.most:
+        raise bad_value("prompt", f"'prompt' asks for more than {rules.most} prompts at once")
+    read = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            ids = await _encode(prompt, encoder, window)
+            read.append(await _tokenised(prompt, encoder, rules))
             await asyncio.sleep(0)  # a long list of short texts must not hold up other requests
         else:
-            ids = _checked(prompt, vocab_size, window)
-        if not ids:
+            read.append(Prompt(_checked(prompt, rules)))
+        if not read[-1].tokens:
             raise bad_value("prompt", "'prompt' must have at least one token")
-        encoded.append(ids)
-    return encoded
+    return read
+
+
+def last_tokens(tokens: list[int], keep: int | None) -> list[int]:
+    """So many last ones; all for None."""
+    return tokens if keep is None or len(tokens) <= keep else tokens[len(tokens) - keep :]
 
 
 async def chat_prompt(messages: list[Message], encoder: TextEncoder, window: int) -> list[int]:
@@ -76,21 +102,24 @@ def _split(given: Any) -> list[Any]:
     return [given]
 
 
-def _checked(prompt: list[Any], vocab_size: int, window: int) -> list[int]:
-    if len(prompt) > window:
-        raise _too_long(len(prompt), window, "prompt")
+def _checked(prompt: list[Any], rules: PromptRules) -> list[int]:
+    prompt = last_tokens(prompt, rules.keep)
+    if len(prompt) > rules.window:
+        raise _too_long(len(prompt), rules.window, "prompt")
     if not all(type(token) is int for token in prompt):
         raise bad_value("prompt", "'prompt' must hold whole numbers where it holds token ids")
-    if not all(0 <= token < vocab_size for token in prompt):
-        raise bad_value("prompt", f"'prompt' holds a token id that is not between 0 and {vocab_size - 1}")
+    if not all(0 <= token < rules.vocab_size for token in prompt):
+        raise bad_value("prompt", f"'prompt' holds a token id that is not between 0 and {rules.vocab_size - 1}")
     return prompt
 
 
-async def _encode(prompt: str, encoder: TextEncoder, window: int) -> list[int]:
+async def _tokenised(text: str, encoder: TextEncoder, rules: PromptRules) -> Prompt:
     try:
-        return await encoder.encode_text(prompt)
+        tokens = await encoder.encode_text(text, add_special=rules.add_special)
     except TextTooLongError as error:
-        raise _too_long(error.at_least, window, "prompt") from error
+        raise _too_long(error.at_least, rules.window, "prompt") from error
+    kept = last_tokens(tokens, rules.keep)
+    return Prompt(kept, text if kept is tokens else None)
 
 
 def _too_long(at_least: int, window: int, param: str) -> ApiError:

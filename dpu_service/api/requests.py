@@ -15,6 +15,7 @@ class StreamOptions(msgspec.Struct):
     """What else a stream tells."""
 
     include_usage: fields.IncludeUsage | None = None
+    continuous_usage_stats: fields.Unbuilt = None
 
 
 class CommonRequest(msgspec.Struct, kw_only=True):
@@ -42,11 +43,12 @@ class CommonRequest(msgspec.Struct, kw_only=True):
     logit_bias: fields.LogitBias | None = None
     allowed_token_ids: fields.AllowedTokens | None = None
 
-    bad_words: fields.Unbuilt = None
-    prompt_logprobs: fields.Unbuilt = None
-    return_tokens_as_token_ids: fields.Unbuilt = None
-    truncate_prompt_tokens: fields.Unbuilt = None
-    include_stop_str_in_output: fields.Unbuilt = None
+    bad_words: fields.BadWords | None = None
+    include_stop_str_in_output: fields.KeepStop | None = None
+    return_tokens_as_token_ids: fields.TokensAsIds | None = None
+    truncate_prompt_tokens: fields.TruncatePrompt | None = None
+
+    priority: fields.Unbuilt = None
     response_format: fields.Unbuilt = None
     guided_json: fields.Unbuilt = None
     guided_regex: fields.Unbuilt = None
@@ -55,6 +57,16 @@ class CommonRequest(msgspec.Struct, kw_only=True):
     structured_outputs: fields.Unbuilt = None
     use_beam_search: fields.Unbuilt = None
     length_penalty: fields.Unbuilt = None
+    early_stopping: fields.Unbuilt = None
+    logits_processors: fields.Unbuilt = None
+    return_token_ids: fields.Unbuilt = None
+    cache_salt: fields.Unbuilt = None
+    typical_p: fields.Unbuilt = None
+    stop_regex: fields.Unbuilt = None
+    regex: fields.Unbuilt = None
+    ebnf: fields.Unbuilt = None
+    json_schema: fields.Unbuilt = None
+    grammar: fields.Unbuilt = None
 
 
 class CompletionRequest(CommonRequest, kw_only=True):
@@ -62,8 +74,10 @@ class CompletionRequest(CommonRequest, kw_only=True):
 
     prompt: fields.Prompt
     logprobs: fields.TopLogprobs | None = None
-    best_of: fields.Unbuilt = None
-    echo: fields.Unbuilt = None
+    prompt_logprobs: fields.PromptLogprobs | None = None
+    best_of: fields.BestOf | None = None
+    echo: fields.Echo | None = None
+    add_special_tokens: fields.AddSpecial | None = None
     suffix: fields.Unbuilt = None
     prompt_embeds: fields.Unbuilt = None
 
@@ -92,6 +106,7 @@ class ChatRequest(CommonRequest, kw_only=True):
     max_completion_tokens: fields.MaxTokens | None = None
     logprobs: fields.Logprobs | None = None
     top_logprobs: fields.TopLogprobs | None = None
+    prompt_logprobs: fields.Unbuilt = None
     tools: fields.Unbuilt = None
     tool_choice: fields.Unbuilt = None
     functions: fields.Unbuilt = None

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blink_proto import arena
-from dpu_service.api.bias import Bias, read_bias
+from dpu_service.api.bias import Bias
 from dpu_service.api.errors import bad_value, context_length
 from dpu_service.api.fields import MAX_STOP_CHARACTERS
+from dpu_service.api.logprobs import Asked
 from dpu_service.api.requests import CommonRequest
 from dpu_service.channel.rings import Sampling
+from dpu_service.text.choice import TextRules
 
 GREEDY_BELOW = 1e-3
 """Below it sampling is greedy: dividing logits by less gives one token all the mass, up to rounding."""
@@ -20,23 +22,21 @@ _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
+class Counts:
+    """Choices of each prompt: how many are made, and how many of them answered."""
+
+    made: int
+    answered: int
+
+
+@dataclass(frozen=True)
 class Choices:
-    """How each choice of a request is made, except for its length."""
+    """How each choice of a request is made, except for its length and its seed, which `common` leaves open."""
 
     count: int
-    temperature: float
-    top_p: float
-    top_k: int
     seed: int | None
-    stop_tokens: tuple[int, ...]
-    ignore_eos: bool
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    min_tokens: int
     bias: Bias
-    logprobs: int
+    common: Sampling
 
     def samplings(self, max_tokens: int) -> list[Sampling]:
         """One for each choice. Choice i of a given seed uses seed + i · 0x9E3779B97F4A7C15 (mod 2^64), so choice 0
@@ -45,44 +45,48 @@ class Choices:
         Raises:
             ApiError: 400: fewer tokens than `min_tokens`.
         """
-        if self.min_tokens > max_tokens:
+        if self.common.min_tokens > max_tokens:
             raise bad_value("min_tokens", f"'min_tokens' is over the {max_tokens} tokens to generate at most")
-        return [
-            Sampling(
-                max_tokens=max_tokens,
-                temperature=self.temperature,
-                top_p=self.top_p,
-                top_k=self.top_k,
-                seed=secrets.randbits(64) if self.seed is None else (self.seed + i * _SEED_STEP) & _MASK,
-                stop_tokens=self.stop_tokens,
-                ignore_eos=self.ignore_eos,
-                min_p=self.min_p,
-                repetition_penalty=self.repetition_penalty,
-                presence_penalty=self.presence_penalty,
-                frequency_penalty=self.frequency_penalty,
-                min_tokens=self.min_tokens,
-                allow_only=self.bias.allow_only,
-                logprobs=self.logprobs,
-            )
-            for i in range(self.count)
-        ]
+        return [replace(self.common, max_tokens=max(max_tokens, 1), seed=self._seed(i)) for i in range(self.count)]
+
+    def _seed(self, choice: int) -> int:
+        return secrets.randbits(64) if self.seed is None else (self.seed + choice * _SEED_STEP) & _MASK
 
 
-def read_choices(request: CommonRequest, vocab_size: int, logprobs: int) -> Choices:
-    """Checks what is left beside the ranges in `fields`, and lengths, which come later.
+def read_counts(n: int | None, best_of: int | None, stream: bool | None, most: int) -> Counts:
+    """How many choices.
 
     Args:
-        logprobs: already checked, as `Sampling` has it.
+        most: sequences that may wait at once.
 
     Raises:
         ApiError: 400, naming the field.
     """
-    return Choices(
-        count=1 if request.n is None else request.n,
+    answered = 1 if n is None else n
+    made = answered if best_of is None else best_of
+    if made < answered:
+        raise bad_value("best_of", f"'best_of' must be at least 'n', which is {answered}")
+    if made > answered and stream:
+        raise bad_value("best_of", "'best_of' above 'n' cannot be streamed: the best choices are known at the end only")
+    if made > most:
+        raise bad_value("n" if best_of is None else "best_of", f"no more than {most} choices can be made at once here")
+    return Counts(made, answered)
+
+
+def read_choices(request: CommonRequest, count: int, bias: Bias, vocab_size: int, asked: Asked) -> Choices:
+    """Checks what is left beside the ranges in `fields`, and lengths, which come later.
+
+    Args:
+        count: choices of each prompt.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    common = Sampling(
+        max_tokens=0,
         temperature=_temperature(request.temperature),
         top_p=_top_p(request.top_p),
         top_k=_top_k(request.top_k, vocab_size),
-        seed=_seed(request.seed),
         stop_tokens=_stop_tokens(request.stop_token_ids or [], vocab_size),
         ignore_eos=bool(request.ignore_eos),
         min_p=request.min_p or 0.0,
@@ -90,33 +94,41 @@ def read_choices(request: CommonRequest, vocab_size: int, logprobs: int) -> Choi
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         min_tokens=request.min_tokens or 0,
-        bias=read_bias(request.logit_bias, request.allowed_token_ids, vocab_size),
-        logprobs=logprobs,
+        allow_only=bias.allow_only,
+        logprobs=asked.of_device,
     )
+    return Choices(count, _seed(request.seed), bias, common)
 
 
-def read_stops(request: CommonRequest) -> list[str]:
-    """The stop strings.
+def read_text_rules(request: CommonRequest) -> TextRules:
+    """What becomes text and what ends it.
 
     Raises:
-        ApiError: 400: an empty one, or too long ones.
+        ApiError: 400: an empty stop string, or too long ones.
     """
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     if not all(stops):
         raise bad_value("stop", "'stop' must not contain an empty string")
     if sum(map(len, stops)) > MAX_STOP_CHARACTERS:
         raise bad_value("stop", f"'stop' may have at most {MAX_STOP_CHARACTERS} characters in all")
-    return stops
+    return TextRules(
+        stops=stops,
+        min_tokens=request.min_tokens or 0,
+        keep_stop=bool(request.include_stop_str_in_output),
+        skip_special=request.skip_special_tokens is not False,
+    )
 
 
-def fit_window(prompt_tokens: int, wanted: int | None, window: int, param: str, prompt_param: str) -> int:
+def fit_window(
+    prompt_tokens: int, wanted: int | None, window: int, param: str, prompt_param: str, least: int = 1
+) -> int:
     """Tokens to generate at most: `wanted`, or what the window leaves.
 
     Raises:
-        ApiError: 400: `wanted` is below 1, or prompt and answer do not fit.
+        ApiError: 400: `wanted` is below `least`, or prompt and answer do not fit.
     """
-    if wanted is not None and wanted < 1:
-        raise bad_value(param, f"'{param}' must be at least 1")
+    if wanted is not None and wanted < least:
+        raise bad_value(param, f"'{param}' must be at least {least}")
     if prompt_tokens >= window:
         raise context_length(
             f"the prompt has {prompt_tokens} tokens, but the context window is {window} tokens for prompt and "

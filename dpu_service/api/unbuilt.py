@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import Any, get_type_hints
 
+import msgspec
+
+from dpu_service.api import fields
 from dpu_service.api.errors import unsupported
 from dpu_service.api.requests import CommonRequest
 
 HARMLESS: dict[str, list[Any]] = {
+    "priority": [0],
     "prompt_logprobs": [False],
-    "return_tokens_as_token_ids": [False],
     "echo": [False],
-    "best_of": [1],
     "suffix": [{}, [], ""],
     "prompt_embeds": [{}, [], ""],
     "length_penalty": [1],
-    "bad_words": [{}, [], ""],
-    "truncate_prompt_tokens": [],
-    "include_stop_str_in_output": [False],
     "response_format": [{"type": "text"}],
     "guided_json": [{}, [], ""],
     "guided_regex": [{}, [], ""],
@@ -25,6 +25,17 @@ HARMLESS: dict[str, list[Any]] = {
     "guided_grammar": [{}, [], ""],
     "structured_outputs": [{}, [], ""],
     "use_beam_search": [False],
+    "early_stopping": [False],
+    "continuous_usage_stats": [False],
+    "logits_processors": [{}, [], ""],
+    "return_token_ids": [False],
+    "cache_salt": [""],
+    "typical_p": [1],
+    "stop_regex": [{}, [], ""],
+    "regex": [""],
+    "ebnf": [""],
+    "json_schema": [{}, [], ""],
+    "grammar": [{}, [], ""],
     "tools": [{}, [], ""],
     "tool_choice": ["none", "auto"],
     "functions": [{}, [], ""],
@@ -48,10 +59,22 @@ def refuse_unbuilt(request: CommonRequest) -> None:
     Raises:
         ApiError: 400 `unsupported_parameter`, naming the first one.
     """
-    for name, harmless in HARMLESS.items():
-        given = getattr(request, name, None)
-        if given is not None and not any(_same(given, value) for value in harmless):
-            raise unsupported(name)
+    _refuse(request, "")
+    if request.stream_options is not None:
+        _refuse(request.stream_options, "stream_options.")
+
+
+def _refuse(given: msgspec.Struct, at: str) -> None:
+    for name in _unbuilt(type(given)):
+        value = getattr(given, name)
+        if value is not None and not any(_same(value, harmless) for harmless in HARMLESS[name]):
+            raise unsupported(at + name)
+
+
+@cache
+def _unbuilt(kind: type[msgspec.Struct]) -> list[str]:
+    hints = get_type_hints(kind, include_extras=True)
+    return [name for name, hint in hints.items() if hint == fields.Unbuilt]
 
 
 def _same(given: Any, value: Any) -> bool:

@@ -15,13 +15,14 @@ from dpu_service.sequences.errors import SequencesError
 class Tokens:
     """New tokens of the sequence with this number in the request; `finish` other than NONE is its last word.
 
-    `logprobs` is that of `News`.
+    `logprobs` and `prompt_logprobs` are those of `News`.
     """
 
     number: int
     tokens: list[int]
     finish: Finish
     logprobs: list[list[Logprob]] = field(default_factory=list)
+    prompt_logprobs: list[list[Logprob]] = field(default_factory=list)
 
 
 class Inbox:

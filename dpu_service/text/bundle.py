@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from dpu_service.text.bytelevel import token_bytes
 from dpu_service.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from dpu_service.text.spelling import DecoderSpelling, Spelling, TableSpelling
+from dpu_service.text.tables import byte_tables
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -45,8 +45,11 @@ class TextBundle:
         self.control_tokens: dict[str, int] = {t.content: i for i, t in added.items() if t.special and t.content}
         self.longest_token = max((len(token) for token in self.tokenizer.get_vocab()), default=1)
         self.may_shrink = self.tokenizer.normalizer is not None
-        self._tables = tables = self._byte_tables()
-        self.spelling: Spelling = DecoderSpelling(self.tokenizer) if tables is None else TableSpelling(tables[False])
+        decoder = msgspec.json.decode(self._source).get("decoder") or {}
+        self._tables = tables = byte_tables(decoder, self.tokenizer, self.control_tokens)
+        self.spelling: Spelling = (
+            DecoderSpelling(self.tokenizer) if tables is None else TableSpelling(tables.everything)
+        )
 
     @property
     def plain_tokenizer(self) -> Tokenizer:
@@ -58,22 +61,10 @@ class TextBundle:
 
     def detokenizer(self, skip_special: bool) -> Detokenizer:
         """A fresh detokenizer for one sequence."""
-        if self._tables is not None:
-            return ByteDetokenizer(self._tables[skip_special])
+        tables = self._tables
+        if tables is not None:
+            return ByteDetokenizer(tables.visible if skip_special else tables.everything, tables.strip)
         return WindowDetokenizer(self.tokenizer, frozenset(self.control_tokens.values() if skip_special else ()))
-
-    def _byte_tables(self) -> dict[bool, list[bytes]] | None:
-        decoder = msgspec.json.decode(self._source).get("decoder") or {}
-        if decoder.get("type") != "ByteLevel":
-            return None
-        vocab: dict[str, int] = self.tokenizer.get_vocab()
-        everything = [b""] * (max(vocab.values()) + 1)
-        for token, number in vocab.items():
-            everything[number] = token_bytes(token)
-        visible = list(everything)
-        for number in self.control_tokens.values():
-            visible[number] = b""
-        return {False: everything, True: visible}
 
 
 def _load(source: str) -> Tokenizer:

@@ -20,3 +20,14 @@ def token_bytes(token: str) -> bytes:
         return bytes([table[character] for character in token])
     except KeyError:
         return token.encode("utf-8", "replace")
+
+
+@cache
+def _names() -> list[str]:
+    return [character for character, _ in sorted(stand_ins().items(), key=lambda item: item[1])]
+
+
+def token_name(data: bytes) -> str:
+    """The vocabulary entry of these bytes, the other way round."""
+    names = _names()
+    return "".join([names[byte] for byte in data])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 
 from blink_proto.arena import Finish
 from dpu_service.text.detokenize import Detokenizer
@@ -12,6 +13,22 @@ from dpu_service.text.stops import StopStrings
 _REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 
 
+@dataclass(frozen=True)
+class TextRules:
+    """What becomes text and what ends it.
+
+    Attributes:
+        min_tokens: stop strings are looked for only in the text of the tokens after so many.
+        keep_stop: the stop string, or the text of the token that made the device stop, is part of the text.
+        skip_special: control tokens have no text.
+    """
+
+    stops: Items[str] = ()
+    min_tokens: int = 0
+    keep_stop: bool = False
+    skip_special: bool = True
+
+
 class ChoiceText:
     """Turns the tokens of one sequence into text.
 
@@ -19,39 +36,53 @@ class ChoiceText:
     not know and has to be told).
 
     Args:
-        min_tokens: stop strings are looked for only in the text of the tokens after so many.
-        places: `take_places` is wanted.
+        places: `take_places` is wanted, which takes them from there; None where it is not.
+        place_last: they are to have that of the token that made the device stop, too.
     """
 
     def __init__(
-        self, detokenizer: Detokenizer, stops: Items[str], min_tokens: int = 0, *, places: bool = False
+        self,
+        detokenizer: Detokenizer,
+        rules: TextRules,
+        places: TokenPlaces | None = None,
+        *,
+        place_last: bool = False,
     ) -> None:
         self._detokenizer = detokenizer
-        self._places = TokenPlaces() if places else None
-        self._min_tokens = min_tokens
-        self._stops = StopStrings(stops) if stops else None
+        self._places = places
+        self._place_last = place_last
+        self._keep_stop = rules.keep_stop
+        self._min_tokens = rules.min_tokens
+        self._stops = StopStrings(rules.stops, rules.keep_stop) if rules.stops else None
         self.finish_reason: str | None = None
         self.stopped_by_text = False
         self.tokens = 0
 
     def feed(self, tokens: list[int], finish: Finish) -> str:
-        """Text that may be shown after these tokens. The token that made the device stop is counted, not shown."""
+        """Text that may be shown after these tokens. The token that made the device stop is counted, and not shown
+        unless `keep_stop` says so."""
         if self.finish_reason is not None:
             return ""
-        shown = tokens[:-1] if finish is Finish.STOP else tokens
-        text = self._take(shown)
+        hides_last = finish is Finish.STOP and not self._keep_stop
+        text = self._take(tokens[:-1] if hides_last else tokens)
         self._note_stop()
         if self.finish_reason is None and finish is not Finish.NONE:
             text += self._finish(_REASONS[finish])
         if self.finish_reason is None or not self.stopped_by_text:
             self.tokens += len(tokens)
+            if hides_last and tokens and self._place_last and self._places is not None:
+                self._places.note("", False)
         if self._places is not None:
             self._places.show(text, over=self.finish_reason is not None)
         return text
 
+    def end(self) -> None:
+        """Over before any token: none was wanted."""
+        self.finish_reason = _REASONS[Finish.LENGTH]
+
     def take_places(self) -> list[int]:
         """Where the text of further tokens begins (see `TokenPlaces.take`): of every counted token once and in order,
-        but not of the one that made the device stop."""
+        but not of the one that made the device stop, unless it is shown or `place_last` says so."""
         return [] if self._places is None else self._places.take()
 
     def _take(self, tokens: list[int]) -> str:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence as Items
 from typing import Protocol
 
 from tokenizers import Tokenizer
 
 _HALF = "\N{REPLACEMENT CHARACTER}"
+_LONGEST_BEGINNING = 3
+"""Bytes of a character that is not yet whole, at most."""
 _LONGEST_HOLD = 4
 """Tokens of one character at most, when each token is one byte; text that is still broken then stays broken."""
+_CONTEXT_TOKENS = 8
+"""Of a prompt, as context of its continuation."""
 _CONTEXT = 2
 """Groups of tokens (each complete characters) that are decoded before the new ones, for decoders that look back."""
 
 
 class Detokenizer(Protocol):
     """Text of one sequence."""
+
+    def follow(self, prompt: Items[int]) -> None:
+        """The text is to continue that of a prompt: its first space stays, and a character that the prompt has begun
+        comes whole. Before the first `feed` only."""
 
     def feed(self, tokens: list[int]) -> str:
         """Text that is complete with these tokens."""
@@ -29,20 +38,43 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """For byte-level vocabularies: bytes of each token through an incremental UTF-8 decoder.
+    """For vocabularies with a table of bytes: those of each token through an incremental UTF-8 decoder.
 
     Args:
         table: bytes of each token id; ids without an entry are silent.
+        strip: spaces that the beginning of the text loses.
     """
 
-    def __init__(self, table: list[bytes]) -> None:
+    def __init__(self, table: list[bytes], strip: int = 0) -> None:
         self._table = table
+        self._strip = strip
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def follow(self, prompt: Items[int]) -> None:
+        """See `Detokenizer`."""
+        tail = b""
+        for token in reversed(prompt):
+            tail = self._bytes_of(token) + tail
+            if len(tail) > _LONGEST_BEGINNING:  # UTF-8 tells from any place on where characters begin
+                break
+        if tail:
+            self._strip = 0
+        self._decoder.decode(tail)
 
     def feed(self, tokens: list[int]) -> str:
         """See `Detokenizer`."""
         table = self._table
-        return self._decoder.decode(b"".join([table[token] for token in tokens if token < len(table)]))
+        text = self._decoder.decode(b"".join([table[token] for token in tokens if token < len(table)]))
+        return self._stripped(text) if self._strip and text else text
+
+    def _bytes_of(self, token: int) -> bytes:
+        return self._table[token] if token < len(self._table) else b""
+
+    def _stripped(self, text: str) -> str:
+        rest = text.lstrip(" ")
+        spaces = min(len(text) - len(rest), self._strip)
+        self._strip = 0 if rest else self._strip - spaces
+        return text[spaces:]
 
     def flush(self) -> str:
         """See `Detokenizer`."""
@@ -67,6 +99,14 @@ class WindowDetokenizer:
         self._shown: list[list[int]] = []
         self._pending: list[int] = []
 
+    def follow(self, prompt: Items[int]) -> None:
+        """See `Detokenizer`."""
+        audible = [token for token in prompt if token not in self._silent]
+        recent = audible[-_CONTEXT_TOKENS:]
+        held = next((n for n in range(min(_LONGEST_HOLD, len(recent) + 1)) if not self._ends_within(recent, n)), 0)
+        cut = len(recent) - held
+        self._shown, self._pending = [recent[:cut]] if cut else [], recent[cut:]
+
     def feed(self, tokens: list[int]) -> str:
         """See `Detokenizer`."""
         return "".join([self._step(token) for token in tokens if token not in self._silent])
@@ -79,6 +119,11 @@ class WindowDetokenizer:
     def holds(self) -> bool:
         """See `Detokenizer`."""
         return bool(self._pending)
+
+    def _ends_within(self, tokens: list[int], without: int) -> bool:
+        """Whether the text of all but so many last tokens ends within a character."""
+        rest = tokens[: len(tokens) - without]
+        return bool(rest) and self._decode(rest).endswith(_HALF)
 
     def _step(self, token: int) -> str:
         self._pending.append(token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from dpu_service.text.bundle import TextBundle
 from dpu_service.text.chat import ChatEncoder
@@ -12,7 +13,7 @@ from dpu_service.text.chat import ChatEncoder
 INLINE_CHARACTERS = 2048
 """Up to here tokenising takes well under a millisecond, less than handing it to a thread is worth."""
 _THREADS = 2
-
+T = TypeVar("T")
 
 MESSAGE_CHARACTERS = 64
 """What rendering a message costs, in characters tokenised."""
@@ -56,24 +57,27 @@ class TextEncoder:
         cost = characters + MESSAGE_CHARACTERS * len(messages)
         if self.chat.has_control_text(messages):  # may have to load a second tokenizer first
             cost += INLINE_CHARACTERS
-        return await self._run(cost, lambda: self.chat.encode(*self.chat.render(messages)))
+        return await self.run(cost, lambda: self.chat.encode(*self.chat.render(messages)))
 
-    async def encode_text(self, text: str) -> list[int]:
+    async def encode_text(self, text: str, *, add_special: bool = True) -> list[int]:
         """Token ids of a plain prompt: control tokens in it count as such, and BOS is added where the model's
         tokenizer does so, but never twice.
+
+        Args:
+            add_special: nothing is added where it is false.
 
         Raises:
             TextTooLongError: by its characters alone.
         """
         self._check_length(len(text))
-        return await self._run(len(text), lambda: self._encode_text(text))
+        return await self.run(len(text), lambda: self._encode_text(text, add_special))
 
     def close(self) -> None:
         """Lets the threads go once they are done."""
         self._threads.shutdown(wait=False)
 
-    def _encode_text(self, text: str) -> list[int]:
-        (encoding,) = self.bundle.tokenizer.encode_batch_fast([text])
+    def _encode_text(self, text: str, add_special: bool) -> list[int]:
+        (encoding,) = self.bundle.tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
         ids: list[int] = encoding.ids
         bos = self.bundle.control_tokens.get(self.bundle.bos_token)
         return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
@@ -82,7 +86,12 @@ class TextEncoder:
         if characters > self._most_characters:
             raise TextTooLongError(-(-characters // self._longest))
 
-    async def _run(self, characters: int, work: Callable[[], list[int]]) -> list[int]:
-        if characters <= INLINE_CHARACTERS:
+    async def run(self, cost: int, work: Callable[[], T]) -> T:
+        """Does some work on a text, in a thread where it costs much.
+
+        Args:
+            cost: in characters tokenised.
+        """
+        if cost <= INLINE_CHARACTERS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -10,11 +10,14 @@ class TokenPlaces:
 
     A token is settled once every character that it has a part in has been shown; one without any character (a silent
     control token), once the text before it has been.
+
+    Args:
+        start: characters in front of the text, which count in its offsets.
     """
 
-    def __init__(self) -> None:
-        self._known = 0
-        self._shown = 0
+    def __init__(self, start: int = 0) -> None:
+        self._known = start
+        self._shown = start
         self._over = False
         self._waiting: deque[tuple[int, int]] = deque()  # (offset, characters that must have been shown)
 

@@ -18,13 +18,14 @@ def _failure_links(pattern: str) -> list[int]:
 
 
 class StopStrings:
-    """Lets text through up to the first stop string that completes; the stop string itself never comes out.
+    """Lets text through up to the first stop string that completes; that one comes out only where `keep` says so.
 
     Text that may yet become a stop string is held back. When several complete at the same character, the one that
     began first wins. The cost per character does not depend on what was held back.
     """
 
-    def __init__(self, stops: Items[str]) -> None:
+    def __init__(self, stops: Items[str], keep: bool = False) -> None:
+        self._keep = keep
         self._patterns = [(stop, _failure_links(stop)) for stop in stops]
         self._states = [0] * len(stops)
         self._firsts = frozenset(stop[0] for stop in stops)
@@ -42,7 +43,7 @@ class StopStrings:
             length = self._advance(text_with_held[at])
             if length:
                 self._held = ""
-                return text_with_held[: at + 1 - length]
+                return text_with_held[: at + 1 if self._keep else at + 1 - length]
         keep = max(self._states)
         cut = len(text_with_held) - keep
         self._held = text_with_held[cut:]

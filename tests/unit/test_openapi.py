@@ -58,7 +58,7 @@ def test_errors_have_the_error_object_and_keys_are_asked_for() -> None:
         ("top_k", [-1, 0, 5], [-2, 1.5]),
         ("min_p", [0, 1], [-0.1, 1.1]),
         ("seed", [-(2**63), 2**63 - 1], [2**63, -(2**63) - 1]),
-        ("n", [1, 16], [0, 17]),
+        ("n", [1, 128], [0, 129]),
         ("stop", ["a", ["a"] * 16], [["a"] * 17, 5]),
         ("presence_penalty", [-2, 2], [-2.1, 2.1]),
         ("repetition_penalty", [0.1, 100], [0, 101]),

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models
 
 from blink_proto.arena import Finish
 from dpu_service.text.bundle import BundleError, TextBundle
-from dpu_service.text.choice import ChoiceText
-from dpu_service.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from dpu_service.text.choice import ChoiceText, TextRules
+from dpu_service.text.detokenize import ByteDetokenizer, Detokenizer
 from tests import tiny_text
 
 
@@ -62,7 +62,7 @@ def sentencepiece_like() -> Tokenizer:
 def test_word_spaces_and_byte_runs_of_sentencepiece_tokenizers() -> None:
     tokenizer = sentencepiece_like()
     bundle = TextBundle({"tokenizer.json": tokenizer.to_str().encode()})
-    assert isinstance(bundle.detokenizer(True), WindowDetokenizer)
+    assert isinstance(bundle.detokenizer(True), ByteDetokenizer)
     names = ["<s>", "▁Machine", "▁learning", "<s>", "▁is", *(f"<0x{b:02X}>" for b in "😀😁é😂".encode()), "▁is", "é"]
     ids = [tokenizer.token_to_id(name) for name in names]
     pieces = feed_all(bundle.detokenizer(True), ids)
@@ -83,7 +83,7 @@ def test_random_text_through_a_sentencepiece_tokenizer() -> None:
 
 
 def choice(bundle: TextBundle, *stops: str, min_tokens: int = 0) -> ChoiceText:
-    return ChoiceText(bundle.detokenizer(True), stops, min_tokens)
+    return ChoiceText(bundle.detokenizer(True), TextRules(stops, min_tokens))
 
 
 def test_the_stop_token_is_counted_and_not_shown(bundle: TextBundle) -> None:

@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, decoders, models
 
 from blink_proto.arena import Finish
 from dpu_service.text.bundle import TextBundle
-from dpu_service.text.choice import ChoiceText
+from dpu_service.text.choice import ChoiceText, TextRules
+from dpu_service.text.places import TokenPlaces
 from tests import tiny_text
 
 BUNDLE = TextBundle(tiny_text.files())
@@ -26,7 +27,7 @@ def expected_offset(data: bytes, at: int) -> int:
 
 
 def choice(*stops: str, min_tokens: int = 0) -> ChoiceText:
-    return ChoiceText(BUNDLE.detokenizer(True), stops, min_tokens, places=True)
+    return ChoiceText(BUNDLE.detokenizer(True), TextRules(stops, min_tokens), TokenPlaces())
 
 
 @settings(max_examples=400, deadline=None)
@@ -70,7 +71,7 @@ def test_no_token_is_lost_whatever_comes(ids: list[int], size: int) -> None:
 
 
 def test_nothing_is_followed_unless_wanted() -> None:
-    text = ChoiceText(BUNDLE.detokenizer(True), ["z"])
+    text = ChoiceText(BUNDLE.detokenizer(True), TextRules(["z"]))
     assert text.feed(tiny_text.byte_ids(b"abc"), Finish.LENGTH) == "abc"
     assert text.take_places() == []
 
@@ -117,7 +118,7 @@ def test_tokens_of_a_vocabulary_with_byte_fallback(name: str, spelt: bytes) -> N
 def test_places_with_byte_fallback() -> None:
     tokenizer = with_byte_fallback()
     bundle = TextBundle({"tokenizer.json": tokenizer.to_str().encode()})
-    text = ChoiceText(bundle.detokenizer(True), [], places=True)
+    text = ChoiceText(bundle.detokenizer(True), TextRules(), TokenPlaces())
     names = ["▁Machine", "▁", "<0xF0>", "<0x9F>", "<s>", "<0x98>", "<0x80>", "<0x41>"]
     found = []
     for name in names:

@@ -57,10 +57,10 @@ def _schemas() -> dict[str, Any]:
     for one in OPERATIONS.values():
         kinds += [kind for kind in (one.request, one.answer, one.event, *one.others.values()) if kind is not None]
     _, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
-    for name, schema in components.items():
+    for schema in components.values():
         for field, described in schema.get("properties", {}).items():
             _lift_description(described)
-            if name.endswith("Request") and field in HARMLESS:
+            if field in HARMLESS and "anyOf" not in described:  # some are built for one endpoint only
                 described["enum"] = [None, *HARMLESS[field]]
     return components
 

@@ -1,0 +1,81 @@
+"""One choice on its way from tokens to pieces of an answer."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from blink_proto.arena import Finish
+from dpu_service.api.answers import Piece
+from dpu_service.api.echo import Echo
+from dpu_service.api.logprobs import Asked, Entry
+from dpu_service.channel.logprobs import Logprob
+from dpu_service.sequences.inbox import Tokens
+from dpu_service.text.choice import ChoiceText
+
+
+class Answering:
+    """Follows one choice.
+
+    Args:
+        text: gives places where log-probabilities are to be shown.
+        echo: stands in front of the answer.
+        only_prompt: the client wants no token; the device may generate one.
+    """
+
+    def __init__(self, number: int, text: ChoiceText, asked: Asked, echo: Echo | None, only_prompt: bool) -> None:
+        self.text = text
+        self._number = number
+        self._asked = asked
+        self._echo = echo
+        self._only_prompt = only_prompt
+        self._begun = False
+        self._waiting: deque[tuple[int, list[Logprob]]] = deque()
+        self._of_prompt: list[list[Logprob]] = []
+        self._sum = 0.0
+        self._summed = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether it has its finish reason."""
+        return self.text.finish_reason is not None
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of the tokens that count; 0 where the device was not asked for any."""
+        return self._sum / self._summed if self._summed else 0.0
+
+    def feed(self, item: Tokens) -> Piece:
+        """What these tokens make known."""
+        piece = Piece(self._number)
+        self._of_prompt += item.prompt_logprobs
+        if not self._begun and (item.tokens or item.finish is not Finish.NONE):
+            self._begin(piece)
+        if not self.over:
+            piece.text += self.text.feed(item.tokens, item.finish)
+            self._account(item)
+            piece.entries += [Entry(offset, *self._waiting.popleft()) for offset in self.text.take_places()]
+        piece.finish_reason = self.text.finish_reason
+        return piece
+
+    def _begin(self, piece: Piece) -> None:
+        """The prompt is through: all that is to be said of it is known."""
+        self._begun = True
+        asked, echo = self._asked, self._echo
+        if echo is not None:
+            piece.text = echo.text
+            if asked.shown:
+                piece.entries = echo.entries([found[: asked.shown] for found in self._of_prompt])
+        if asked.of_prompt:
+            piece.prompt_logprobs = [found[: asked.of_prompt] for found in self._of_prompt]
+        self._echo, self._of_prompt = None, []
+        if self._only_prompt:
+            self.text.end()
+
+    def _account(self, item: Tokens) -> None:
+        shown = self._asked.shown
+        if shown:
+            self._waiting.extend((own[0].token, own[:shown]) for own in item.logprobs)
+        if self._asked.ranked:
+            counted = self.text.tokens - self._summed
+            self._sum += sum(own[0].logprob for own in item.logprobs[:counted])
+            self._summed += counted

@@ -83,7 +83,8 @@ def model_not_found(name: str) -> ApiError:
 
 
 def context_length(message: str, param: str) -> ApiError:
-    """400 for a prompt, or a prompt and its answer, over the context window."""
+    """400 for a prompt, or a prompt and its answer, over the context window. LiteLLM knows it by the words "this
+    model's maximum context length is", LangChain by "prompt is too long"."""
     return ApiError(400, message, param=param, code="context_length_exceeded")
 
 

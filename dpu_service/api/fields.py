@@ -114,6 +114,7 @@ TruncatePrompt = Annotated[
     Meta(
         ge=-1,
         description="Keep only so many last tokens of the prompt; -1: as many as the context window leaves.",
+        extra_json_schema={"not": {"const": 0}},
     ),
 ]
 AddSpecial = Annotated[bool, Meta(description="Put BOS in front where the model's tokenizer does so. Default true.")]

@@ -124,8 +124,8 @@ async def _tokenised(text: str, encoder: TextEncoder, rules: PromptRules) -> Pro
 
 def _too_long(at_least: int, window: int, param: str) -> ApiError:
     return context_length(
-        f"the prompt has at least {max(at_least, window + 1)} tokens, but the context window is {window} tokens "
-        f"for prompt and answer together; use a shorter prompt",
+        f"the prompt is too long: it has at least {max(at_least, window + 1)} tokens, and this model's maximum context "
+        f"length is {window} tokens, prompt and answer together",
         param,
     )
 

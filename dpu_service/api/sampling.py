@@ -131,14 +131,14 @@ def fit_window(
         raise bad_value(param, f"'{param}' must be at least {least}")
     if prompt_tokens >= window:
         raise context_length(
-            f"the prompt has {prompt_tokens} tokens, but the context window is {window} tokens for prompt and "
-            f"answer together; use a shorter prompt",
+            f"the prompt is too long: it has {prompt_tokens} tokens, and this model's maximum context length is "
+            f"{window} tokens, prompt and answer together",
             prompt_param,
         )
     if wanted is not None and prompt_tokens + wanted > window:
         raise context_length(
-            f"{prompt_tokens} prompt tokens and {wanted} tokens to generate are over the context window of "
-            f"{window} tokens; '{param}' may be at most {window - prompt_tokens} here",
+            f"{prompt_tokens} prompt tokens and {wanted} tokens to generate are too many: this model's maximum context "
+            f"length is {window} tokens; '{param}' may be at most {window - prompt_tokens} here",
             param,
         )
     return window - prompt_tokens if wanted is None else wanted

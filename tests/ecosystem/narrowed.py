@@ -10,8 +10,11 @@ from tests.front_end import MODEL
 from tests.openapi import DOCUMENT
 
 REQUESTS = ("CompletionRequest", "ChatRequest")
-RELATED = ("max_tokens", "max_completion_tokens", "min_tokens", "stream_options", "top_logprobs")
-"""Whether a value is taken depends on other fields or on the prompt's length."""
+RELATED = (
+    *("max_tokens", "max_completion_tokens", "min_tokens", "stream_options", "top_logprobs"),
+    *("best_of", "bad_words", "add_special_tokens", "prompt_logprobs", "echo"),
+)
+"""Whether a value is taken depends on other fields, the prompt's length or the tokenizer."""
 
 
 def for_this_model() -> dict[str, Any]:

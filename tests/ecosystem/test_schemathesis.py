@@ -23,6 +23,7 @@ from tests.front_end import MODEL, ROOT, FrontEnd, eventually, front_end
 from tests.replay import Script
 
 EXAMPLES = os.environ.get("BLINK_SCHEMATHESIS", "40")
+pytestmark = pytest.mark.timeout(300 if int(EXAMPLES) <= 100 else 0)
 HELLO = [*tiny_text.ids("hello"), tiny_text.special(tiny_text.END)]
 
 

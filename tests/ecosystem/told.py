@@ -1,0 +1,43 @@
+"""A replay device that is told in the prompt what to say, so that a client program alone decides what a test plays.
+
+Between `@@` and `@@` in the last prompt text stands a JSON object: `say` (text), `every` and `delay` (seconds),
+`finish` (`stop`, `length`, or `error` after the text).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from blink_proto import arena
+from blink_proto.arena import ErrorCode, Finish
+from tests import tiny_text
+from tests.front_end import make_device
+from tests.replay import ReplayDevice, Script, Submission
+
+WINDOW = 4096
+SIZES = arena.Sizes(channels=4, submit_slots=256, cancel_slots=256, log_slots=4096, heap_tokens=65536)
+_TOLD = re.compile(r"@@(.*?)@@", re.DOTALL)
+
+
+def make_told_device() -> ReplayDevice:
+    """A running device that does as it is told, and says `hello` otherwise."""
+    device = make_device(sizes=SIZES, window=WINDOW)
+    device.script = script
+    return device
+
+
+def script(submission: Submission) -> Script:
+    """What the prompt asks for; the last order counts."""
+    text = tiny_text.tokenizer().decode(list(submission.prompt), skip_special_tokens=True)
+    orders = _TOLD.findall(text)
+    order: dict[str, Any] = json.loads(orders[-1]) if orders else {}
+    tokens = tiny_text.ids(order.get("say", "hello"))
+    how = {"every": order.get("every", 0.0), "delay": order.get("delay", 0.0)}
+    finish = order.get("finish", "stop")
+    if finish == "error":
+        return Script(tokens, Finish.ERROR, end_apart=True, error=ErrorCode.BAD_MAX_TOKENS, **how)
+    if finish == "length":
+        return Script(tokens, Finish.LENGTH, **how)
+    return Script([*tokens, tiny_text.special(tiny_text.END)], **how)

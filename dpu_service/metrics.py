@@ -16,6 +16,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import REGISTRY, Collector
 
+from dpu_service.tally import Tally
+
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _GAPS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -31,6 +33,7 @@ FIRST_TOKEN_SECONDS = Histogram(
 INTER_TOKEN_SECONDS = Histogram(
     "blink_inter_token_seconds", "Between two tokens of a sequence, as the worker sees them", buckets=_GAPS
 )
+INTER_TOKENS = Tally(INTER_TOKEN_SECONDS)
 PROMPT_TOKENS = Counter("blink_prompt_tokens", "Prompt tokens of started requests")
 COMPLETION_TOKENS = Counter("blink_completion_tokens", "Tokens delivered to requests")
 SEQUENCES_IN_FLIGHT = Gauge("blink_sequences_in_flight", "Sequences that have not ended", multiprocess_mode="livesum")

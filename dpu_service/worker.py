@@ -137,6 +137,7 @@ class Worker:
                 metrics.DEVICE_FAULTS.inc(now["faults"] - seen["faults"])
                 metrics.LEASES.inc(now["leases"] - seen["leases"])
                 seen = now
+            metrics.INTER_TOKENS.flush()
             metrics.SEQUENCES_IN_FLIGHT.set(serving.pump.in_flight if serving else 0)
             metrics.SEQUENCES_WAITING.set(serving.pump.waiting if serving else 0)
             await asyncio.sleep(SAMPLE_SECONDS)

@@ -36,7 +36,7 @@ RenderPrompt = Callable[[list[list[Logprob]]], list[dict[str, Any] | None]]
 """The list `prompt_logprobs` of a choice."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Piece:
     """News of one choice: text, the tokens whose log-probabilities were asked for, and in the last piece a reason.
 
@@ -91,6 +91,7 @@ class _Head:
     prefix: str
     created: int = field(default_factory=lambda: int(time.time()))
     number: str = field(default_factory=lambda: secrets.token_hex(12))
+    _chunk_around: tuple[bytes, bytes] | None = None
 
     def body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -102,10 +103,15 @@ class _Head:
         }
 
     def chunk(self, kind: str, choice: dict[str, Any]) -> bytes:
-        body = self.body(kind, [choice])
-        if self.with_usage:
-            body["usage"] = None
-        return event(body)
+        if not self._chunk_around:
+            self._chunk_around = self._around(kind)
+        return b"%b%b%b" % (self._chunk_around[0], msgspec.json.encode(choice), self._chunk_around[1])
+
+    def _around(self, kind: str) -> tuple[bytes, bytes]:
+        """What stands before and behind the choice in every chunk."""
+        usage = {"usage": None} if self.with_usage else {}
+        before, behind = event({**self.body(kind, []), **usage}).split(b'"choices":[]', 1)
+        return before + b'"choices":[', b"]" + behind
 
     def logprobs(self, piece: Piece, whole: bool = False) -> dict[str, Any] | None:
         """Null in chunks without tokens."""

@@ -127,6 +127,10 @@ class Generation:
         metrics.COMPLETION_TOKENS.inc(self.completion_tokens)
 
     def _pieces(self, items: list[Tokens]) -> list[Piece]:
+        if len(items) == 1 and not self._choices[items[0].number].over:  # nearly always
+            self._measure(items[0])
+            piece = self._feed(items[0])
+            return [piece] if piece.says_something else []
         pieces: dict[int, Piece] = {}
         for item in items:
             self._measure(item)
@@ -157,5 +161,5 @@ class Generation:
         if not before:
             metrics.FIRST_TOKEN_SECONDS.observe(now - self._arrived)
             return
-        for _ in item.tokens:
-            metrics.INTER_TOKEN_SECONDS.observe((now - before) / len(item.tokens))
+        count = len(item.tokens)
+        metrics.INTER_TOKENS.add((now - before) / count, count)

@@ -41,6 +41,7 @@ async def openapi(service: Service, exchange: Exchange) -> None:
 
 async def metrics_page(service: Service, exchange: Exchange) -> None:
     """GET /metrics: of all workers, and the device's telemetry."""
+    metrics.INTER_TOKENS.flush()
     serving = service.serving
     pump = serving.pump if serving is not None else None
     telemetry = pump.client.telemetry() if pump is not None else None

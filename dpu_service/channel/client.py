@@ -24,6 +24,7 @@ from dpu_service.channel.words import ChannelOutWords, read_channel_out, read_te
 from dpu_service.transport.base import Transport
 
 _NAME_MASK = (1 << 32) - 1
+_TOKEN, _GOES_ON = int(arena.RecordKind.TOKEN), int(arena.Finish.NONE)
 
 
 class LeaseState(Enum):
@@ -64,12 +65,12 @@ class Tracked:
     cancel_sent: bool = field(default=False, repr=False)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class News:
     """What one poll brought for one sequence.
 
     `finish` is NONE while it goes on. `fault` says what the device wrote that cannot be. `logprobs` has an item for
-    each of the tokens, empty for a sequence that wants none: the token's own, then the most likely ones'.
+    each of the tokens, the token's own, then the most likely ones', and nothing for a sequence that wants none.
     """
 
     position: int
@@ -268,6 +269,8 @@ class ChannelClient:
         self.unknown_records += orphans
         for group in groups:
             record = group.record
+            if self._is_plain(group) and self._took_plain(record, news):
+                continue
             tracked = self._sequences.get(record.sequence)
             if tracked is None:
                 self.unknown_records += 1
@@ -282,6 +285,24 @@ class ChannelClient:
                 self._ended(tracked)
         return list(news.values())
 
+    @staticmethod
+    def _is_plain(group: Group) -> bool:
+        return group.record.kind == _TOKEN and group.record.finish == _GOES_ON and not group.logprobs
+
+    def _took_plain(self, record: Record, news: dict[int, News]) -> bool:
+        """The quick way for what nearly all records are: a token that is in order and not the last one."""
+        tracked, earlier = self._sequences.get(record.sequence), news.get(record.sequence)
+        if tracked is None or tracked.logprobs or tracked.tokens_left < 1 or record.token >= self.geometry.vocab_size:
+            return False
+        if earlier is None:
+            news[record.sequence] = News(tracked.position, [record.token])
+        elif earlier.finish is arena.Finish.NONE:
+            earlier.tokens.append(record.token)
+        else:
+            return False
+        tracked.tokens_left -= 1
+        return True
+
     def _judge(self, tracked: Tracked, group: Group, earlier: News) -> News:
         record, tokens, logprobs = group.record, earlier.tokens, earlier.logprobs
         is_token = record.kind == arena.RecordKind.TOKEN
@@ -292,7 +313,8 @@ class ChannelClient:
             return News(tracked.position, tokens, arena.Finish.ERROR, fault=fault, logprobs=logprobs)
         if is_token:
             tokens.append(record.token)
-            logprobs.append(group.logprobs)
+            if tracked.logprobs:
+                logprobs.append(group.logprobs)
             tracked.tokens_left -= 1
         finish, kind = arena.Finish(record.finish), arena.RecordKind(record.kind)
         return News(tracked.position, tokens, finish, kind, record.detail, logprobs=logprobs)

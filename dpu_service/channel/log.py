@@ -81,4 +81,4 @@ def _decode(head: NDArray[np.uint64], body: NDArray[np.uint64]) -> list[Record]:
     _, kind, finish, sequence = arena.unpack_token_head(head)
     _, detail, token = arena.unpack_token_body(body)
     columns = (sequence, kind, finish, detail, token)
-    return [Record(*fields) for fields in zip(*(column.tolist() for column in columns), strict=True)]
+    return list(map(Record._make, zip(*(column.tolist() for column in columns), strict=True)))

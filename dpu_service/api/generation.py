@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
@@ -13,7 +12,7 @@ from dpu_service.api.answering import Answering
 from dpu_service.api.answers import Piece
 from dpu_service.api.echo import Echo
 from dpu_service.api.logprobs import Asked
-from dpu_service.sequences.inbox import Inbox, Tokens
+from dpu_service.sequences.inbox import Inbox, Listener, Tokens
 from dpu_service.sequences.pump import Running, Wanted
 from dpu_service.service import Serving
 from dpu_service.text.bundle import TextBundle
@@ -117,9 +116,9 @@ class Generation:
         """
         return self._pieces(self._inbox.take_now())
 
-    def listen(self, on_news: Callable[[], None] | None) -> None:
+    def listen(self, listener: Listener | None) -> None:
         """See `Inbox.listen`."""
-        self._inbox.listen(on_news)
+        self._inbox.listen(listener)
 
     def close(self) -> None:
         """Cancels what still runs."""

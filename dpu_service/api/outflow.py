@@ -10,7 +10,7 @@ from dpu_service.api.generation import Generation
 
 
 class Outflow:
-    """Writes events within the pump's turn, so that no task is switched to for a token.
+    """Writes events within the pump's turn (see `Listener`), so that no task is switched to for a token.
 
     While the client is slow to read, news stays where it is, unrendered, and the stream's own task waits instead.
     """
@@ -29,7 +29,7 @@ class Outflow:
             SequencesError: the request is over before its choices are.
         """
         self._unsent = self._render(pieces)
-        self._generation.listen(self._on_news)
+        self._generation.listen(self)
         try:
             while not self._generation.over:
                 if self._unsent:
@@ -37,32 +37,39 @@ class Outflow:
                     await self._exchange.write(unsent)
                 self._unsent = self._render(self._generation.take_now())
                 if not self._unsent and not self._generation.over:
-                    await self._until_called()
+                    await self._until_stuck()
         finally:
             self._generation.listen(None)
         return self._unsent
 
-    async def _until_called(self) -> None:
-        """Until `_on_news` can do no more by itself."""
+    def take_news(self) -> None:
+        """See `Listener`."""
+        if self._waiter is None or self._waiter.done():
+            return  # the task is busy, and looks for news itself
+        try:
+            self._unsent += self._render(self._generation.take_now())
+        except Exception as error:
+            self._waiter.set_exception(error)
+
+    def send(self) -> None:
+        """See `Listener`."""
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._generation.over:
+            self._waiter.set_result(None)
+        elif self._unsent:
+            if self._exchange.write_now(self._unsent):
+                self._unsent = b""
+            else:
+                self._waiter.set_result(None)
+
+    async def _until_stuck(self) -> None:
+        """Until news cannot be written at once, or is the last."""
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
         finally:
             self._waiter = None
-
-    def _on_news(self) -> None:
-        if self._waiter is None or self._waiter.done():
-            return  # the task is busy, and looks for news itself
-        try:
-            news = self._render(self._generation.take_now())
-        except Exception as error:
-            self._waiter.set_exception(error)
-            return
-        if not news and not self._generation.over:
-            return
-        if self._generation.over or not self._exchange.write_now(news):
-            self._unsent = news
-            self._waiter.set_result(None)
 
     def _render(self, pieces: list[Piece]) -> bytes:
         return b"".join([self._shape.chunk(piece) for piece in pieces])

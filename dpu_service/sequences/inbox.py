@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from blink_proto.arena import Finish
 from dpu_service.channel.logprobs import Logprob
@@ -25,8 +25,22 @@ class Tokens:
     prompt_logprobs: list[list[Logprob]] = field(default_factory=list)
 
 
+class Listener(Protocol):
+    """Is told of news within the pump's turn: first every listener to take them, then every one to send.
+
+    One kind of work after the other for all streams, because the processor's caches hold one at a time: with TLS, 256
+    streams cost 15 µs a token so and 21 µs when each took and sent in turn. Neither method may raise.
+    """
+
+    def take_news(self) -> None:
+        """There is something in the inbox."""
+
+    def send(self) -> None:
+        """All have taken theirs."""
+
+
 class Inbox:
-    """Filled by the pump, emptied by one reader: a coroutine that waits in `take`, or a callback that `take_now`s.
+    """Filled by the pump, emptied by one reader: a coroutine that waits in `take`, or a listener that `take_now`s.
 
     A failure goes before everything that is still in it.
     """
@@ -35,7 +49,7 @@ class Inbox:
         self._items: list[Tokens] = []
         self._failure: SequencesError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._on_news: Callable[[], None] | None = None
+        self._listener: Listener | None = None
 
     @property
     def failed(self) -> bool:
@@ -43,19 +57,31 @@ class Inbox:
         return self._failure is not None
 
     def put(self, item: Tokens) -> None:
-        """Adds news."""
+        """Adds news; `tell` and `send_out` make them known."""
         self._items.append(item)
-        self._wake()
+
+    def tell(self) -> None:
+        """Wakes who waits, or tells the listener."""
+        if self._listener is not None:
+            self._listener.take_news()
+        elif self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def send_out(self) -> None:
+        """See `Listener.send`."""
+        if self._listener is not None:
+            self._listener.send()
 
     def fail(self, failure: SequencesError) -> None:
         """Ends the request with an error; the first one counts."""
         if self._failure is None:
             self._failure = failure
-            self._wake()
+            self.tell()
+            self.send_out()
 
-    def listen(self, on_news: Callable[[], None] | None) -> None:
-        """Calls back at once for all that comes, within the pump's turn; the callback must not raise."""
-        self._on_news = on_news
+    def listen(self, listener: Listener | None) -> None:
+        """Tells it of all that comes from now on."""
+        self._listener = listener
 
     async def take(self) -> list[Tokens]:
         """All news since the last call; waits for some.
@@ -81,9 +107,3 @@ class Inbox:
             raise self._failure
         items, self._items = self._items, []
         return items
-
-    def _wake(self) -> None:
-        if self._on_news is not None:
-            self._on_news()
-        elif self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)

@@ -245,6 +245,7 @@ class Pump:
             self._by_position[position] = sequence
 
     def _deliver(self, news: list[News]) -> None:
+        inboxes: dict[Inbox, None] = {}
         for item in news:
             sequence = self._by_position.get(item.position)
             if sequence is None:
@@ -259,8 +260,13 @@ class Pump:
             failure = self._failure_of(item)
             if failure is None:
                 sequence.inbox.put(Tokens(sequence.number, item.tokens, item.finish, item.logprobs))
+                inboxes[sequence.inbox] = None
             else:
                 sequence.inbox.fail(failure)
+        for inbox in inboxes:
+            inbox.tell()
+        for inbox in inboxes:
+            inbox.send_out()
 
     def _failure_of(self, item: News) -> SequencesError | None:
         if item.fault:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from dpu_service import metrics
-from dpu_service.api import operations
+from dpu_service.api import operations, tokens
 from dpu_service.api.completions import chat, completions
 from dpu_service.api.errors import ApiError, internal
 from dpu_service.api.exchange import Exchange, Message, Receive, Send
@@ -22,6 +22,8 @@ Handler = Callable[[Service, Exchange], Awaitable[None]]
 ROUTES: dict[str, tuple[str, Handler]] = {
     "/v1/completions": ("POST", completions),
     "/v1/chat/completions": ("POST", chat),
+    "/tokenize": ("POST", tokens.tokenize),
+    "/detokenize": ("POST", tokens.detokenize),
     "/v1/models": ("GET", operations.models),
     "/health": ("GET", operations.health),
     "/ready": ("GET", operations.ready),

@@ -119,6 +119,12 @@ TruncatePrompt = Annotated[
 ]
 AddSpecial = Annotated[bool, Meta(description="Put BOS in front where the model's tokenizer does so. Default true.")]
 Echo = Annotated[bool, Meta(description="The answer begins with the prompt's text, and `logprobs` with its tokens.")]
+OneText = Annotated[str, Meta(description="A text.")]
+Tokens = Annotated[
+    list[Annotated[int, Meta(extra_json_schema=_TOKEN)]],
+    Meta(description="Token ids, as many as the context window at most."),
+]
+TokenStrings = Annotated[bool, Meta(description="Give the tokens' names in the vocabulary too, as `token_strs`.")]
 Prompt = Annotated[
     Any,
     Meta(

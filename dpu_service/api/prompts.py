@@ -54,13 +54,43 @@ async def completion_prompts(given: Any, encoder: TextEncoder, rules: PromptRule
     read = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            read.append(await _tokenised(prompt, encoder, rules))
+            read.append(await read_text(prompt, encoder, rules))
             await asyncio.sleep(0)  # a long list of short texts must not hold up other requests
         else:
-            read.append(Prompt(_checked(prompt, rules)))
+            read.append(Prompt(read_tokens(prompt, rules)))
         if not read[-1].tokens:
             raise bad_value("prompt", "'prompt' must have at least one token")
     return read
+
+
+async def read_text(text: str, encoder: TextEncoder, rules: PromptRules) -> Prompt:
+    """A prompt that was given as text.
+
+    Raises:
+        ApiError: 400: it cannot fit.
+    """
+    try:
+        tokens = await encoder.encode_text(text, add_special=rules.add_special)
+    except TextTooLongError as error:
+        raise _too_long(error.at_least, rules.window, "prompt") from error
+    kept = last_tokens(tokens, rules.keep)
+    return Prompt(kept, text if kept is tokens else None)
+
+
+def read_tokens(given: list[Any], rules: PromptRules, param: str = "prompt") -> list[int]:
+    """Tokens that were given as such.
+
+    Raises:
+        ApiError: 400: too many, or one that is none.
+    """
+    tokens = last_tokens(given, rules.keep)
+    if len(tokens) > rules.window:
+        raise _too_long(len(tokens), rules.window, param)
+    if not all(type(token) is int for token in tokens):
+        raise bad_value(param, f"'{param}' must hold whole numbers where it holds token ids")
+    if not all(0 <= token < rules.vocab_size for token in tokens):
+        raise bad_value(param, f"'{param}' holds a token id that is not between 0 and {rules.vocab_size - 1}")
+    return tokens
 
 
 def last_tokens(tokens: list[int], keep: int | None) -> list[int]:
@@ -100,26 +130,6 @@ def _split(given: Any) -> list[Any]:
     if any(isinstance(item, str | list) for item in given):
         raise bad_value("prompt", "'prompt' must not mix strings and token ids")
     return [given]
-
-
-def _checked(prompt: list[Any], rules: PromptRules) -> list[int]:
-    prompt = last_tokens(prompt, rules.keep)
-    if len(prompt) > rules.window:
-        raise _too_long(len(prompt), rules.window, "prompt")
-    if not all(type(token) is int for token in prompt):
-        raise bad_value("prompt", "'prompt' must hold whole numbers where it holds token ids")
-    if not all(0 <= token < rules.vocab_size for token in prompt):
-        raise bad_value("prompt", f"'prompt' holds a token id that is not between 0 and {rules.vocab_size - 1}")
-    return prompt
-
-
-async def _tokenised(text: str, encoder: TextEncoder, rules: PromptRules) -> Prompt:
-    try:
-        tokens = await encoder.encode_text(text, add_special=rules.add_special)
-    except TextTooLongError as error:
-        raise _too_long(error.at_least, rules.window, "prompt") from error
-    kept = last_tokens(tokens, rules.keep)
-    return Prompt(kept, text if kept is tokens else None)
 
 
 def _too_long(at_least: int, window: int, param: str) -> ApiError:

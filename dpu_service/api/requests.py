@@ -123,7 +123,29 @@ class ChatRequest(CommonRequest, kw_only=True):
     echo: fields.Unbuilt = None
 
 
-_Body = TypeVar("_Body", bound=CommonRequest)
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /tokenize: either `prompt` or `messages`."""
+
+    model: fields.Model | None = None
+    prompt: fields.OneText | None = None
+    messages: Annotated[list[Message], fields.MESSAGES] | None = None
+    add_special_tokens: fields.AddSpecial | None = None
+    return_token_strs: fields.TokenStrings | None = None
+    add_generation_prompt: fields.Unbuilt = None
+    continue_final_message: fields.Unbuilt = None
+    chat_template: fields.Unbuilt = None
+    chat_template_kwargs: fields.Unbuilt = None
+    tools: fields.Unbuilt = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    model: fields.Model | None = None
+    tokens: fields.Tokens
+
+
+_Body = TypeVar("_Body", bound=msgspec.Struct)
 _PATH = re.compile(r" - at `(?:key in )?\$(.*)`$")
 _RANGE = re.compile(r"^Expected `\w+` (of length )?(<|<=|>|>=) (\S+)$")
 _WORDS = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}

@@ -53,14 +53,14 @@ HARMLESS: dict[str, list[Any]] = {
 """Values (beside null and absence) that mean the same as leaving the field out; the document lists them too."""
 
 
-def refuse_unbuilt(request: CommonRequest) -> None:
+def refuse_unbuilt(request: msgspec.Struct) -> None:
     """Checks every such field of a request.
 
     Raises:
         ApiError: 400 `unsupported_parameter`, naming the first one.
     """
     _refuse(request, "")
-    if request.stream_options is not None:
+    if isinstance(request, CommonRequest) and request.stream_options is not None:
         _refuse(request.stream_options, "stream_options.")
 
 

@@ -32,6 +32,14 @@ class CompletionLogprobs(Struct):
     top_logprobs: list[dict[str, float] | None]
 
 
+class PromptLogprob(Struct):
+    """A token of the prompt, or one that could have stood there; its id is the key. Null for the first token."""
+
+    logprob: Annotated[float, Meta(le=0)]
+    rank: Annotated[int, Meta(ge=1, description="1 for the most likely token.")]
+    decoded_token: str
+
+
 class CompletionChoice(Struct):
     """One answer, or in a stream the next part of one."""
 
@@ -39,6 +47,7 @@ class CompletionChoice(Struct):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Annotated[FinishReason | None, Meta(description="Null in a stream until the answer ends.")]
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class CompletionAnswer(Struct):
@@ -141,6 +150,21 @@ class ChatChunk(Struct):
     usage: Annotated[
         Usage | UnsetType | None, Meta(description="With `include_usage`: null, and the sums in the last chunk.")
     ] = UNSET
+
+
+class TokenizeAnswer(Struct):
+    """The tokens of a prompt."""
+
+    count: Count
+    max_model_len: Annotated[int, Meta(description="The context window.")]
+    tokens: list[Count]
+    token_strs: Annotated[list[str | None] | None, Meta(description="Their names in the vocabulary, where wanted.")]
+
+
+class DetokenizeAnswer(Struct):
+    """The text of tokens."""
+
+    prompt: str
 
 
 class ModelCard(Struct):

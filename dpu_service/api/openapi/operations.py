@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from dpu_service.api.openapi import answers
-from dpu_service.api.requests import ChatRequest, CompletionRequest
+from dpu_service.api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 ERRORS = {
     400: "The request is wrong; `param` names the field.",
@@ -70,6 +70,24 @@ OPERATIONS: dict[str, Operation] = {
         answers.ChatChunk,
         BODY_ERRORS,
         example={"model": _MODEL, "messages": [{"role": "user", "content": "Hello"}]},
+    ),
+    "/tokenize": Operation(
+        "tokenize",
+        "The tokens of a prompt.",
+        answers.TokenizeAnswer,
+        "post",
+        TokenizeRequest,
+        errors=BODY_ERRORS,
+        example={"prompt": "Once upon a time"},
+    ),
+    "/detokenize": Operation(
+        "detokenize",
+        "The text of tokens.",
+        answers.DetokenizeAnswer,
+        "post",
+        DetokenizeRequest,
+        errors=BODY_ERRORS,
+        example={"tokens": [1, 2, 3]},
     ),
     "/v1/models": Operation("listModels", "List the served models.", answers.ModelList),
     "/v1/models/{model}": Operation(

@@ -1,0 +1,96 @@
+"""POST /tokenize and POST /detokenize, in vLLM's shape."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from dpu_service.api.errors import bad_value, context_length, model_not_found, unavailable
+from dpu_service.api.exchange import Exchange
+from dpu_service.api.prompts import PromptRules, chat_prompt, read_text, read_tokens
+from dpu_service.api.requests import DetokenizeRequest, TokenizeRequest, read_request
+from dpu_service.api.unbuilt import refuse_unbuilt
+from dpu_service.service import Service, Serving
+
+DECODE_COST = 8
+"""Decoding a token, in characters tokenised."""
+
+
+async def tokenize(service: Service, exchange: Exchange) -> None:
+    """Answers POST /tokenize: the tokens that a completion or a chat would have as its prompt.
+
+    Texts are limited as those of prompts; their tokens may be more than the context window.
+
+    Raises:
+        ApiError: what is wrong with the request.
+    """
+    serving = _serving(service)
+    request = read_request(await _body(service, exchange), TokenizeRequest)
+    _check_model(serving, request.model)
+    refuse_unbuilt(request)
+    tokens = await _tokens(serving, request)
+    names = serving.encoder.bundle.tokenizer.id_to_token
+    answer: dict[str, Any] = {
+        "count": len(tokens),
+        "max_model_len": serving.geometry.window,
+        "tokens": tokens,
+        "token_strs": [names(token) for token in tokens] if request.return_token_strs else None,
+    }
+    await exchange.reply(200, msgspec.json.encode(answer))
+
+
+async def detokenize(service: Service, exchange: Exchange) -> None:
+    """Answers POST /detokenize: the text of tokens, control tokens included. As many as the context window at most.
+
+    Raises:
+        ApiError: what is wrong with the request.
+    """
+    serving = _serving(service)
+    request = read_request(await _body(service, exchange), DetokenizeRequest)
+    _check_model(serving, request.model)
+    window = serving.geometry.window
+    if len(request.tokens) > window:
+        raise context_length(f"{len(request.tokens)} tokens are over the context window of {window}", "tokens")
+    tokens = read_tokens(request.tokens, _rules(serving), "tokens")
+    work = partial(_decode, serving, tokens)
+    text = await serving.encoder.run(DECODE_COST * len(tokens), work)
+    await exchange.reply(200, msgspec.json.encode({"prompt": text}))
+
+
+def _serving(service: Service) -> Serving:
+    if service.serving is None:
+        raise unavailable(f"not ready: {service.why_not_ready()}", "not_ready")
+    return service.serving
+
+
+async def _body(service: Service, exchange: Exchange) -> bytes:
+    return await exchange.body(service.config.max_body_bytes, service.config.body_timeout)
+
+
+def _check_model(serving: Serving, name: str | None) -> None:
+    if name is not None and name != serving.model.name:
+        raise model_not_found(name)
+
+
+def _rules(serving: Serving, add_special: bool = True) -> PromptRules:
+    geometry = serving.geometry
+    return PromptRules(geometry.vocab_size, 1, geometry.window, add_special=add_special)
+
+
+async def _tokens(serving: Serving, request: TokenizeRequest) -> list[int]:
+    if (request.prompt is None) == (request.messages is None):
+        raise bad_value("prompt", "either 'prompt' or 'messages' must be given")
+    if request.prompt is not None:
+        rules = _rules(serving, request.add_special_tokens is not False)
+        return (await read_text(request.prompt, serving.encoder, rules)).tokens
+    if request.add_special_tokens:
+        raise bad_value("add_special_tokens", "the chat template writes the special tokens of 'messages'")
+    assert request.messages is not None
+    return await chat_prompt(request.messages, serving.encoder, serving.geometry.window)
+
+
+def _decode(serving: Serving, tokens: list[int]) -> str:
+    detokenizer = serving.encoder.bundle.detokenizer(skip_special=False)
+    return detokenizer.feed(tokens) + detokenizer.flush()

@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ import grpc
 import numpy as np
 
 from blink_proto import arena, control_pb2
-from blink_proto.arena import DeviceState, ErrorCode, Finish, RecordKind
+from blink_proto.arena import DeviceState, ErrorCode, Finish, RecordKind, SubmitFlag
 from blink_proto.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
 
 SHM = Path("/dev/shm")
@@ -60,6 +60,8 @@ class Script:
     nothing more. `max_tokens` of the submission cuts it with LENGTH. Where the submission wants log-probabilities,
     those of the tokens are `logprobs` in turn: (token, logarithm), its own first; the last ones go on for ever.
     Without any, token t has -0.5 and rank 3, and the likely ones are t + 1, t + 2, … with -1, -1.5, …
+    Where it wants those of its prompt too, they come first, all at once as far as the log has room: `prompt_logprobs`
+    in turn, from the second token on, or by the same rule. With `max_tokens` 0 nothing else comes.
     """
 
     tokens: list[int]
@@ -70,12 +72,16 @@ class Script:
     error: ErrorCode = ErrorCode.NONE
     reject: bool = False
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    prompt_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
-    def logprobs_of(self, place: int, count: int) -> list[tuple[int, float]]:
-        """So many of the token at this place."""
-        if self.logprobs:
-            return self.logprobs[min(place, len(self.logprobs) - 1)][:count]
-        return [(self.tokens[place] + k, -0.5 * (k + 1)) for k in range(count)]
+
+def _logprobs_of(
+    scripted: list[list[tuple[int, float]]], tokens: Sequence[int], place: int, count: int
+) -> list[tuple[int, float]]:
+    """So many of the token at this place."""
+    if scripted:
+        return scripted[min(place, len(scripted) - 1)][:count]
+    return [(tokens[place] + k, -0.5 * (k + 1)) for k in range(count)]
 
 
 @dataclass
@@ -86,6 +92,14 @@ class Playing:
     script: Script
     due: float
     said: int = 0
+    scored: int = 1
+    """Tokens of the prompt that were spoken of; nothing is said of the first one."""
+
+    @property
+    def scores(self) -> bool:
+        """Whether a token of the prompt comes next."""
+        wanted = self.submission.flags & SubmitFlag.PROMPT_LOGPROBS
+        return bool(wanted) and self.scored < len(self.submission.prompt)
 
 
 @dataclass
@@ -266,18 +280,30 @@ class ReplayDevice:
 
     def _speak(self, index: int, channel: Channel, now: float) -> None:
         for position, playing in list(channel.playing.items()):
-            needed = 1 + playing.submission.logprobs
+            needed = 1 + playing.submission.logprobs + (playing.submission.max_tokens == 0)
             while now >= playing.due and channel.log_next - channel.log_read + needed <= self.sizes.log_slots:
+                if playing.scores and not playing.script.reject:
+                    self._score(index, position, playing)
+                    continue
                 if not self._next(index, position, playing):
                     break
                 playing.due = playing.due + playing.script.every
                 if position not in channel.playing or playing.script.every:
                     break
 
+    def _score(self, index: int, position: int, playing: Playing) -> None:
+        submission, place = playing.submission, playing.scored
+        playing.scored += 1
+        self._say(index, position, RecordKind.PROMPT_TOKEN, Finish.NONE, submission.prompt[place])
+        scripted, tokens = playing.script.prompt_logprobs, submission.prompt[1:]
+        self._say_logprobs(index, _logprobs_of(scripted, tokens, place - 1, submission.logprobs))
+
     def _next(self, index: int, position: int, playing: Playing) -> bool:
         script, wanted = playing.script, playing.submission.max_tokens
         if script.reject:
             self._over(index, position, RecordKind.REJECT, Finish.ERROR, 0, script.error)
+        elif wanted == 0:
+            self._over(index, position, RecordKind.END, Finish.LENGTH, 0, ErrorCode.NONE)
         elif playing.said < len(script.tokens):
             token = script.tokens[playing.said]
             playing.said += 1
@@ -289,7 +315,8 @@ class ReplayDevice:
                 self._say(index, position, RecordKind.TOKEN, finish, token)
             else:
                 self._over(index, position, RecordKind.TOKEN, finish, token, ErrorCode.NONE)
-            self._say_logprobs(index, script.logprobs_of(playing.said - 1, playing.submission.logprobs))
+            count = playing.submission.logprobs
+            self._say_logprobs(index, _logprobs_of(script.logprobs, script.tokens, playing.said - 1, count))
             self._generated += 1
         elif script.end_apart and script.finish is not Finish.NONE:
             self._over(index, position, RecordKind.END, script.finish, 0, script.error)

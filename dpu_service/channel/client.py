@@ -25,6 +25,7 @@ from dpu_service.transport.base import Transport
 
 _NAME_MASK = (1 << 32) - 1
 _TOKEN, _GOES_ON = int(arena.RecordKind.TOKEN), int(arena.Finish.NONE)
+_WITH_LOGPROBS = (arena.RecordKind.TOKEN, arena.RecordKind.PROMPT_TOKEN)
 
 
 class LeaseState(Enum):
@@ -61,6 +62,8 @@ class Tracked:
     prompt: SharedPrompt
     tokens_left: int
     logprobs: int = 0
+    prompt_left: int = 0
+    """Tokens of the prompt whose log-probabilities have not come yet; 0 when nobody wants them."""
     cancel_wanted: bool = False
     cancel_sent: bool = field(default=False, repr=False)
 
@@ -71,6 +74,7 @@ class News:
 
     `finish` is NONE while it goes on. `fault` says what the device wrote that cannot be. `logprobs` has an item for
     each of the tokens, the token's own, then the most likely ones', and nothing for a sequence that wants none.
+    `prompt_logprobs` has the same for tokens of the prompt: for all but the first one, in order, before any token.
     """
 
     position: int
@@ -80,6 +84,7 @@ class News:
     detail: int = 0
     fault: str = ""
     logprobs: list[list[Logprob]] = field(default_factory=list)
+    prompt_logprobs: list[list[Logprob]] = field(default_factory=list)
 
 
 class ChannelClient:
@@ -174,7 +179,10 @@ class ChannelClient:
         assert prompt.offset is not None
         payload = submit_payload(prompt.offset, len(prompt.tokens), sampling, len(prompt.bias))
         position = self._submits.append(payload)
-        self._sequences[position & _NAME_MASK] = Tracked(position, prompt, sampling.max_tokens, sampling.logprobs)
+        scored = len(prompt.tokens) - 1 if sampling.prompt_logprobs else 0
+        self._sequences[position & _NAME_MASK] = Tracked(
+            position, prompt, sampling.max_tokens, sampling.logprobs, scored
+        )
         return position
 
     def cancel(self, position: int) -> None:
@@ -257,7 +265,7 @@ class ChannelClient:
         if behind == len(records):
             return records
         last = records[-1 - behind]
-        tracked = self._sequences.get(last.sequence) if last.kind == arena.RecordKind.TOKEN else None
+        tracked = self._sequences.get(last.sequence) if last.kind in _WITH_LOGPROBS else None
         if tracked is None or behind >= tracked.logprobs:
             return records
         self._log.unread(behind + 1)
@@ -304,20 +312,30 @@ class ChannelClient:
         return True
 
     def _judge(self, tracked: Tracked, group: Group, earlier: News) -> News:
-        record, tokens, logprobs = group.record, earlier.tokens, earlier.logprobs
-        is_token = record.kind == arena.RecordKind.TOKEN
-        fault = fault_of(record, self.geometry.vocab_size, tracked.tokens_left) or fault_of_logprobs(
-            group.logprobs, tracked.logprobs if is_token else 0, self.geometry.vocab_size
-        )
+        record, tokens, logprobs, scored = group.record, earlier.tokens, earlier.logprobs, earlier.prompt_logprobs
+        fault = self._fault(tracked, group)
         if fault:
             return News(tracked.position, tokens, arena.Finish.ERROR, fault=fault, logprobs=logprobs)
-        if is_token:
+        if record.kind == arena.RecordKind.TOKEN:
             tokens.append(record.token)
             if tracked.logprobs:
                 logprobs.append(group.logprobs)
             tracked.tokens_left -= 1
+        elif record.kind == arena.RecordKind.PROMPT_TOKEN:
+            scored.append(group.logprobs)
+            tracked.prompt_left -= 1
         finish, kind = arena.Finish(record.finish), arena.RecordKind(record.kind)
-        return News(tracked.position, tokens, finish, kind, record.detail, logprobs=logprobs)
+        return News(tracked.position, tokens, finish, kind, record.detail, "", logprobs, scored)
+
+    def _fault(self, tracked: Tracked, group: Group) -> str:
+        """What about a record and the log-probabilities behind it cannot be, or an empty string."""
+        vocab_size = self.geometry.vocab_size
+        wanted = tracked.logprobs if group.record.kind in _WITH_LOGPROBS else 0
+        return (
+            fault_of(group.record, vocab_size, tracked.tokens_left)
+            or fault_of_prompt(group.record, tracked.prompt.tokens, tracked.prompt_left)
+            or fault_of_logprobs(group.logprobs, wanted, vocab_size)
+        )
 
     def _ended(self, tracked: Tracked) -> None:
         del self._sequences[tracked.position & _NAME_MASK]
@@ -339,8 +357,20 @@ def fault_of(record: Record, vocab_size: int, tokens_left: int) -> str:
         if record.token >= vocab_size:
             return "token outside the vocabulary"
         return "more tokens than asked for" if tokens_left < 1 else ""
+    if record.kind == arena.RecordKind.PROMPT_TOKEN:
+        return "a token of the prompt that is the last one" if record.finish != arena.Finish.NONE else ""
     if record.kind not in (arena.RecordKind.END, arena.RecordKind.REJECT):
         return "unknown record kind"
     if record.kind == arena.RecordKind.REJECT and record.finish != arena.Finish.ERROR:
         return "a refusal that is no error"
     return "an end without a reason" if record.finish in (arena.Finish.NONE, arena.Finish.STOP) else ""
+
+
+def fault_of_prompt(record: Record, prompt: Items[int], prompt_left: int) -> str:
+    """What about a record cannot be while the log-probabilities of so many of the prompt's last tokens are due."""
+    if record.kind == arena.RecordKind.PROMPT_TOKEN:
+        if prompt_left < 1:
+            return "log-probabilities of a prompt that nobody asked for"
+        return "" if record.token == prompt[-prompt_left] else "a token that is not the prompt's next one"
+    due = prompt_left > 0 and (record.kind == arena.RecordKind.TOKEN or record.finish == arena.Finish.LENGTH)
+    return "log-probabilities of the prompt are missing" if due else ""

@@ -18,7 +18,7 @@ class Logprob(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A record and the log-probabilities behind it: the sampled token's own first, then the most likely ones."""
+    """A record and the log-probabilities behind it: the token's own first, then the most likely ones."""
 
     record: Record
     logprobs: list[Logprob]

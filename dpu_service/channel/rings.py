@@ -33,6 +33,9 @@ class Sampling:
     allow_only: bool = False
     logprobs: int = 0
     """0, or 1 + number of most likely tokens whose log-probabilities come with each token."""
+    prompt_logprobs: bool = False
+    """With `logprobs`: those of the prompt's tokens too, from the second one on. Only then may `max_tokens` be 0, for
+    prompts of two tokens or more."""
 
 
 class Ring:
@@ -76,7 +79,9 @@ def submit_payload(prompt_offset: int, prompt_tokens: int, sampling: Sampling, b
     record["top_p"] = sampling.top_p
     record["seed"] = np.uint64(sampling.seed & _SEED_MASK)
     record["flags"] = (
-        arena.SubmitFlag.IGNORE_EOS * sampling.ignore_eos | arena.SubmitFlag.ALLOW_ONLY * sampling.allow_only
+        arena.SubmitFlag.IGNORE_EOS * sampling.ignore_eos
+        | arena.SubmitFlag.ALLOW_ONLY * sampling.allow_only
+        | arena.SubmitFlag.PROMPT_LOGPROBS * sampling.prompt_logprobs
     )
     record["stop_count"] = len(sampling.stop_tokens)
     record["stop_tokens"][: len(sampling.stop_tokens)] = sampling.stop_tokens

@@ -259,7 +259,8 @@ class Pump:
                 continue
             failure = self._failure_of(item)
             if failure is None:
-                sequence.inbox.put(Tokens(sequence.number, item.tokens, item.finish, item.logprobs))
+                found = Tokens(sequence.number, item.tokens, item.finish, item.logprobs, item.prompt_logprobs)
+                sequence.inbox.put(found)
                 inboxes[sequence.inbox] = None
             else:
                 sequence.inbox.fail(failure)

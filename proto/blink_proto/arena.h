@@ -13,7 +13,7 @@
 namespace blink::arena {
 
 inline constexpr uint32_t kVersion = 1;
-inline constexpr uint64_t kLayoutHash = 0xF1E4566F9088611Eull;
+inline constexpr uint64_t kLayoutHash = 0xB81241B1D127E0FFull;
 inline constexpr uint64_t MAGIC = 0x414E4552414B4E42ull;  // first word of the arena header (the bytes `BNKARENA`)
 inline constexpr uint32_t BYTE_ORDER_MARK = 0x1020304u;  // reads differently on a machine of the other byte order
 inline constexpr uint32_t MAX_STOP_TOKENS = 0x8u;  // stop token ids that one submission may name beside the model's own
@@ -31,7 +31,8 @@ enum class RecordKind : uint32_t {
   TOKEN = 1u,  // one generated token; `finish` other than NONE makes it the sequence's last one, but for its LOGPROB records
   END = 2u,  // the sequence ended without a further token; `finish` says why, `detail` the error code
   REJECT = 3u,  // the submission was refused and no sequence exists; `detail` is the error code
-  LOGPROB = 4u,  // a log-probability (LogprobHead, LogprobBody). Those of a token follow its TOKEN record immediately: first its own, then those of the most likely tokens, best first
+  LOGPROB = 4u,  // a log-probability (LogprobHead, LogprobBody). Those of a token follow its TOKEN or PROMPT_TOKEN record immediately: first its own, then those of the most likely tokens, best first
+  PROMPT_TOKEN = 5u,  // a token of the prompt, only for its LOGPROB records; from the second token of the prompt on, in order, and before the first TOKEN record
 };
 
 // why a sequence ended
@@ -48,7 +49,7 @@ enum class ErrorCode : uint32_t {
   NONE = 0u,  // no error
   BAD_FLAGS = 1u,  // an unknown flag, or a reserved byte that is not zero
   BAD_PROMPT_RANGE = 2u,  // the prompt is empty or leaves the prompt heap
-  BAD_MAX_TOKENS = 3u,  // `max_tokens` is zero
+  BAD_MAX_TOKENS = 3u,  // `max_tokens` is zero, and there are no log-probabilities of a prompt to give instead
   CONTEXT_LENGTH = 4u,  // prompt + `max_tokens` is over the context window
   TOO_LARGE = 5u,  // the sequence could never fit into the KV cache
   BAD_SAMPLING = 6u,  // temperature, top_p, min_p or a penalty is not finite or out of range
@@ -56,7 +57,7 @@ enum class ErrorCode : uint32_t {
   BAD_TOKEN = 8u,  // a prompt token is not in the vocabulary
   BAD_SAMPLE = 9u,  // the step produced no token of the vocabulary: all are forbidden, or the model's logits are no numbers
   BAD_MIN_TOKENS = 10u,  // `min_tokens` is above `max_tokens`
-  BAD_LOGPROBS = 11u,  // `logprobs` asks for more than MAX_TOP_LOGPROBS, than the vocabulary or than the token log holds
+  BAD_LOGPROBS = 11u,  // `logprobs` asks for more than MAX_TOP_LOGPROBS, than the vocabulary or than the token log holds, or PROMPT_LOGPROBS comes without
   BAD_BIAS = 12u,  // the bias entries are too many or leave the prompt heap, their tokens do not ascend or are not in the vocabulary, a value is neither finite nor minus infinity, or ALLOW_ONLY comes without entries
 };
 
@@ -73,8 +74,9 @@ enum class DeviceState : uint32_t {
 enum class SubmitFlag : uint32_t {
   IGNORE_EOS = 1u,  // the model's own stop tokens do not end the sequence
   ALLOW_ONLY = 2u,  // only tokens with a bias entry may be sampled
+  PROMPT_LOGPROBS = 4u,  // the log-probabilities of the prompt's tokens are wanted too (PROMPT_TOKEN), as many with each as `logprobs` says
 };
-inline constexpr uint32_t kSubmitFlagAll = 1u | 2u;
+inline constexpr uint32_t kSubmitFlagAll = 1u | 2u | 4u;
 
 // last word of a submission and of a cancel record, written after the rest. A record is valid when both parts are the expected ones, so that nothing has to be cleared and a stale or torn record never looks valid.
 struct CommitWord {
@@ -110,7 +112,7 @@ struct TokenHead {
 struct TokenBody {
   uint64_t lap;  // 16 bits: as in the first word: a reader takes the record only when both agree
   uint64_t detail;  // 16 bits: ErrorCode
-  uint64_t token;  // 32 bits: token id of a TOKEN record, else 0
+  uint64_t token;  // 32 bits: token id of a TOKEN or PROMPT_TOKEN record, else 0
   BLINK_LAYOUT_FN uint64_t pack() const {
     return ((lap & 0xFFFFull) << 0) |
            ((detail & 0xFFFFull) << 16) |
@@ -121,7 +123,7 @@ struct TokenBody {
   }
 };
 
-// first word of a LOGPROB record; its sequence is that of the TOKEN record before it
+// first word of a LOGPROB record; its sequence is that of the TOKEN or PROMPT_TOKEN record before it
 struct LogprobHead {
   uint64_t lap;  // 16 bits: as in TokenHead
   uint64_t kind;  // 8 bits: RecordKind, at the place where TokenHead has it
@@ -157,7 +159,7 @@ struct LogprobBody {
 struct alignas(8) SubmitRecord {
   uint32_t prompt_offset;  // index of the prompt's first token in the channel's prompt heap
   uint32_t prompt_tokens;  // tokens of the prompt, without a wrap
-  uint32_t max_tokens;  // tokens to generate at most
+  uint32_t max_tokens;  // tokens to generate at most; 0 only with PROMPT_LOGPROBS and a prompt of two tokens or more: an END record with LENGTH then follows the last of the prompt's
   uint32_t top_k;  // sample among that many best tokens; 0 switches it off
   float temperature;  // 0 is greedy
   float top_p;  // probability mass to sample from, in (0, 1]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 VERSION = 1
-LAYOUT_HASH = 0xF1E4566F9088611E
+LAYOUT_HASH = 0xB81241B1D127E0FF
 
 MAGIC = 0x414E4552414B4E42
 """first word of the arena header (the bytes `BNKARENA`)"""
@@ -45,7 +45,9 @@ class RecordKind(IntEnum):
     REJECT = 3
     """the submission was refused and no sequence exists; `detail` is the error code"""
     LOGPROB = 4
-    """a log-probability (LogprobHead, LogprobBody). Those of a token follow its TOKEN record immediately: first its own, then those of the most likely tokens, best first"""
+    """a log-probability (LogprobHead, LogprobBody). Those of a token follow its TOKEN or PROMPT_TOKEN record immediately: first its own, then those of the most likely tokens, best first"""
+    PROMPT_TOKEN = 5
+    """a token of the prompt, only for its LOGPROB records; from the second token of the prompt on, in order, and before the first TOKEN record"""
 
 class Finish(IntEnum):
     """why a sequence ended"""
@@ -71,7 +73,7 @@ class ErrorCode(IntEnum):
     BAD_PROMPT_RANGE = 2
     """the prompt is empty or leaves the prompt heap"""
     BAD_MAX_TOKENS = 3
-    """`max_tokens` is zero"""
+    """`max_tokens` is zero, and there are no log-probabilities of a prompt to give instead"""
     CONTEXT_LENGTH = 4
     """prompt + `max_tokens` is over the context window"""
     TOO_LARGE = 5
@@ -87,7 +89,7 @@ class ErrorCode(IntEnum):
     BAD_MIN_TOKENS = 10
     """`min_tokens` is above `max_tokens`"""
     BAD_LOGPROBS = 11
-    """`logprobs` asks for more than MAX_TOP_LOGPROBS, than the vocabulary or than the token log holds"""
+    """`logprobs` asks for more than MAX_TOP_LOGPROBS, than the vocabulary or than the token log holds, or PROMPT_LOGPROBS comes without"""
     BAD_BIAS = 12
     """the bias entries are too many or leave the prompt heap, their tokens do not ascend or are not in the vocabulary, a value is neither finite nor minus infinity, or ALLOW_ONLY comes without entries"""
 
@@ -112,6 +114,8 @@ class SubmitFlag(IntFlag):
     """the model's own stop tokens do not end the sequence"""
     ALLOW_ONLY = 2
     """only tokens with a bias entry may be sampled"""
+    PROMPT_LOGPROBS = 4
+    """the log-probabilities of the prompt's tokens are wanted too (PROMPT_TOKEN), as many with each as `logprobs` says"""
 
 def pack_commit_word(lap: int, lease: int) -> int:
     """last word of a submission and of a cancel record, written after the rest. A record is valid when both parts are the expected ones, so that nothing has to be cleared and a stale or torn record never looks valid.
@@ -146,7 +150,7 @@ def pack_token_body(lap: int, detail: int, token: int) -> int:
 
     lap (16 bits): as in the first word: a reader takes the record only when both agree
     detail (16 bits): ErrorCode
-    token (32 bits): token id of a TOKEN record, else 0
+    token (32 bits): token id of a TOKEN or PROMPT_TOKEN record, else 0
     """
     return ((lap & 0xFFFF) << 0) | ((detail & 0xFFFF) << 16) | ((token & 0xFFFFFFFF) << 32)
 
@@ -156,7 +160,7 @@ def unpack_token_body(word: Any) -> tuple[Any, ...]:
     return (word >> 0) & 0xFFFF, (word >> 16) & 0xFFFF, (word >> 32) & 0xFFFFFFFF
 
 def pack_logprob_head(lap: int, kind: int, rank_low: int, logprob: int) -> int:
-    """first word of a LOGPROB record; its sequence is that of the TOKEN record before it
+    """first word of a LOGPROB record; its sequence is that of the TOKEN or PROMPT_TOKEN record before it
 
     lap (16 bits): as in TokenHead
     kind (8 bits): RecordKind, at the place where TokenHead has it
@@ -188,7 +192,7 @@ SubmitRecord = np.dtype(
     [
         ("prompt_offset", "<u4"),  # index of the prompt's first token in the channel's prompt heap
         ("prompt_tokens", "<u4"),  # tokens of the prompt, without a wrap
-        ("max_tokens", "<u4"),  # tokens to generate at most
+        ("max_tokens", "<u4"),  # tokens to generate at most; 0 only with PROMPT_LOGPROBS and a prompt of two tokens or more: an END record with LENGTH then follows the last of the prompt's
         ("top_k", "<u4"),  # sample among that many best tokens; 0 switches it off
         ("temperature", "<f4"),  # 0 is greedy
         ("top_p", "<f4"),  # probability mass to sample from, in (0, 1]

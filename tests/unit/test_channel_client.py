@@ -364,6 +364,88 @@ def test_log_probabilities_of_no_token_are_counted(device: ReplayDevice) -> None
     assert client.unknown_records == 1
 
 
+def prompt_words(token: int, position: int, finish: Finish = Finish.NONE) -> tuple[int, int]:
+    return arena.pack_token_head(0, RecordKind.PROMPT_TOKEN, finish, position), arena.pack_token_body(0, 0, token)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 2])
+def test_log_probabilities_of_a_prompt(device: ReplayDevice, max_tokens: int) -> None:
+    """Through a log of 8 records, of which a token of the prompt takes three; beside a sequence that wants none."""
+    device.script = lambda s: Script([40, 50], Finish.STOP)
+    client = attach(device)
+    sampling = Sampling(max_tokens, logprobs=2, prompt_logprobs=True)
+    first = client.submit(SharedPrompt([1, 20, 30, 4, 5], 1), sampling)
+    second = ask(client, [2, 3])
+    news = poll_until_over(client, device, 2)
+    assert first is not None
+    assert second is not None
+    assert [entries for item in news[first] for entries in item.prompt_logprobs] == [
+        [(token, -0.5, 3), (token + 1, -1.0, 1)] for token in (20, 30, 4, 5)
+    ]
+    said = [token for item in news[first] for token in item.tokens]
+    assert said == ([40, 50] if max_tokens else [])
+    assert len([entries for item in news[first] for entries in item.logprobs]) == len(said)
+    assert news[first][-1].finish is (Finish.STOP if max_tokens else Finish.LENGTH)
+    assert [item.prompt_logprobs for item in news[second]] == [[]] * len(news[second])
+    assert (client.unknown_records, client.tracked, client.heap.used_tokens) == (0, 0, 0)
+
+
+def scoring(device: ReplayDevice, prompt: list[int], max_tokens: int = 9) -> ChannelClient:
+    """A client whose submission 0 wants one log-probability for each token of the prompt, on a silent device."""
+    device.taking = False
+    client = attach(device)
+    assert client.submit(SharedPrompt(prompt, 1), Sampling(max_tokens, logprobs=1, prompt_logprobs=True)) == 0
+    return client
+
+
+def test_a_token_of_the_prompt_waits_for_its_log_probabilities(device: ReplayDevice) -> None:
+    client = scoring(device, [1, 2, 3])
+    for words in (prompt_words(2, 0), logprob_words(2, -1, 7), prompt_words(3, 0)):
+        device.write_record(0, *words)
+    device.turn()
+    (news,) = client.poll()
+    assert (news.prompt_logprobs, news.tokens, news.finish) == ([[(2, -1, 7)]], [], Finish.NONE)
+    device.write_record(0, *logprob_words(3, float("-inf"), 8))
+    device.turn()
+    (news,) = client.poll()
+    assert news.prompt_logprobs == [[(3, float("-inf"), 8)]]
+
+
+GOOD = [prompt_words(2, 0), logprob_words(2, -1, 7)]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [prompt_words(3, 0), logprob_words(3, -1, 7)],
+        [prompt_words(2, 0), token_words(5, 0), logprob_words(5, -1, 1)],
+        [*GOOD, *GOOD],
+        [*GOOD, logprob_words(2, -1, 7), prompt_words(3, 0)],
+        [*GOOD, token_words(5, 0), logprob_words(5, -1, 1)],
+        [prompt_words(2, 0, Finish.STOP), logprob_words(2, -1, 7)],
+        [*GOOD, (arena.pack_token_head(0, RecordKind.END, Finish.LENGTH, 0), 0)],
+        [*GOOD, prompt_words(3, 0), logprob_words(3, -1, 7), prompt_words(3, 0), logprob_words(3, -1, 7)],
+        [prompt_words(2, 0), logprob_words(100, -1, 7)],
+    ],
+)
+def test_impossible_records_of_a_prompt_are_faults(device: ReplayDevice, records: list[tuple[int, int]]) -> None:
+    client = scoring(device, [1, 2, 3])
+    for words in records:
+        device.write_record(0, *words)
+    device.turn()
+    (news,) = client.poll()
+    assert (news.finish, bool(news.fault), client.tracked) == (Finish.ERROR, True, 0)
+
+
+def test_a_sequence_that_wants_none_gets_no_token_of_its_prompt(device: ReplayDevice) -> None:
+    client = wanting_logprobs(device, 1)
+    for words in (prompt_words(2, 0), logprob_words(2, -1, 7)):
+        device.write_record(0, *words)
+    device.turn()
+    (news,) = client.poll()
+    assert "nobody asked" in news.fault
+
+
 def test_bias_entries_stand_behind_the_prompt(device: ReplayDevice) -> None:
     device.script = lambda s: Script([1], Finish.STOP)
     client = attach(device)

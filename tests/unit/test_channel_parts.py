@@ -120,6 +120,7 @@ def test_submit_payload_of_what_few_ask_for() -> None:
     )
     raw = submit_payload(100, 20, sampling, bias_count=6)
     assert raw[32:36] == b"\x02\0\0\0"
+    assert submit_payload(0, 2, Sampling(0, logprobs=1, prompt_logprobs=True))[32:36] == b"\x04\0\0\0"
     assert raw[72:104] == struct.pack("<ffffIIII", 0.25, 1.5, -1, 2, 21, 120, 6, 3)
     assert not any(raw[104:])
 
@@ -180,6 +181,7 @@ def test_impossible_log_positions(written: int) -> None:
         (Record(0, RecordKind.END, Finish.NONE, 0, 0), 5),
         (Record(0, RecordKind.END, Finish.STOP, 0, 0), 5),
         (Record(0, RecordKind.REJECT, Finish.LENGTH, 0, 0), 5),
+        (Record(0, RecordKind.PROMPT_TOKEN, Finish.LENGTH, 0, 0), 5),
     ],
 )
 def test_impossible_records_are_faults(bad: Record, left: int) -> None:
@@ -188,4 +190,4 @@ def test_impossible_records_are_faults(bad: Record, left: int) -> None:
 
 
 def test_kinds_cover_the_contract() -> None:
-    assert {kind.name for kind in arena.RecordKind} == {"TOKEN", "END", "REJECT", "LOGPROB"}
+    assert {kind.name for kind in arena.RecordKind} == {"TOKEN", "END", "REJECT", "LOGPROB", "PROMPT_TOKEN"}

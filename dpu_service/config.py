@@ -20,6 +20,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Time that a client has for a request's body."""
     max_body_bytes: int = 8 << 20
     access_log: bool = True
+    tool_parser: str = "auto"
+    """How the model writes tool calls: one of `text.tools.formats.CHOICES`."""
     tls_cert: str = ""
     tls_key: str = ""
 

@@ -13,6 +13,7 @@ import typer
 from dpu_service import logs
 from dpu_service.config import WorkerConfig
 from dpu_service.supervisor import Listening, Supervisor, listen
+from dpu_service.text.tools.formats import AUTO, CHOICES
 from dpu_service.tls import default_data_folder, self_signed, server_context
 
 MOST_WORKERS = 4
@@ -100,12 +101,17 @@ def run(
     body_timeout: Annotated[float, typer.Option(min=1, help="Seconds for the body of a request.")] = 60.0,
     max_body_bytes: Annotated[int, typer.Option(min=1024, help="Bytes of a request's body at most.")] = 8 << 20,
     access_log: Annotated[bool, typer.Option(help="One JSON line for each request.")] = True,
+    tool_parser: Annotated[
+        str, typer.Option(help=f"How the model writes tool calls: {', '.join(CHOICES)}. auto: by its chat template.")
+    ] = AUTO,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     ready_fd: Annotated[int, typer.Option(help="Write the ready line there instead of standard output.")] = -1,
 ) -> None:
     """Runs the front end: HTTPS and HTTP on one side, the GPU's arena on the other."""
     if log_level not in ("debug", "info", "warning", "error"):
         raise typer.BadParameter("--log-level must be debug, info, warning or error")
+    if tool_parser not in CHOICES:
+        raise typer.BadParameter(f"--tool-parser must be one of: {', '.join(CHOICES)}")
     os.environ["BLINK_LOG_LEVEL"] = log_level
     logs.set_up("supervisor", log_level)
     cert, key = "", ""
@@ -120,6 +126,7 @@ def run(
         body_timeout=body_timeout,
         max_body_bytes=max_body_bytes,
         access_log=access_log,
+        tool_parser=tool_parser,
         tls_cert=cert,
         tls_key=key,
     )

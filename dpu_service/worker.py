@@ -85,7 +85,7 @@ class Worker:
         if session.transport != "shm":
             raise TransportError(f"this front end has no transport named {session.transport!r}")
         bundle = await asyncio.to_thread(TextBundle, session.tokenizer_files)
-        encoder = TextEncoder(bundle, geometry.window)
+        encoder = TextEncoder(bundle, geometry.window, self._service.config.tool_parser)
         geometry.check()
         transport = ShmTransport(session.transport_blob, geometry.inbound_bytes, geometry.outbound_bytes)
         client = ChannelClient(transport, geometry, session.channel)

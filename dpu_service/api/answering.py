@@ -11,6 +11,7 @@ from dpu_service.api.logprobs import Asked, Entry
 from dpu_service.channel.logprobs import Logprob
 from dpu_service.sequences.inbox import Tokens
 from dpu_service.text.choice import ChoiceText
+from dpu_service.text.tools.pieces import ToolParser
 
 
 class Answering:
@@ -20,14 +21,24 @@ class Answering:
         text: gives places where log-probabilities are to be shown.
         echo: stands in front of the answer.
         only_prompt: the client wants no token; the device may generate one.
+        parser: finds tool calls in the text; None where none are looked for.
     """
 
-    def __init__(self, number: int, text: ChoiceText, asked: Asked, echo: Echo | None, only_prompt: bool) -> None:
+    def __init__(
+        self,
+        number: int,
+        text: ChoiceText,
+        asked: Asked,
+        echo: Echo | None,
+        only_prompt: bool,
+        parser: ToolParser | None = None,
+    ) -> None:
         self.text = text
         self._number = number
         self._asked = asked
         self._echo = echo
         self._only_prompt = only_prompt
+        self._parser = parser
         self._begun = False
         self._waiting: deque[tuple[int, list[Logprob]]] = deque()
         self._of_prompt: list[list[Logprob]] = []
@@ -51,11 +62,31 @@ class Answering:
         if not self._begun and (item.tokens or item.finish is not Finish.NONE):
             self._begin(piece)
         if not self.over:
-            piece.text += self.text.feed(item.tokens, item.finish)
+            text = self.text.feed(item.tokens, item.finish)
             self._account(item)
+            self._say(piece, text)
             piece.entries += [Entry(offset, *self._waiting.popleft()) for offset in self.text.take_places()]
-        piece.finish_reason = self.text.finish_reason
+        piece.finish_reason = self._finish_reason
         return piece
+
+    @property
+    def _finish_reason(self) -> str | None:
+        called = self._parser is not None and self._parser.calls
+        return "tool_calls" if called and self.text.finish_reason == "stop" else self.text.finish_reason
+
+    def _say(self, piece: Piece, text: str) -> None:
+        """Adds text, or what calls there are in it."""
+        parser = self._parser
+        if parser is None:
+            piece.text += text
+            return
+        heard = parser.feed(text)
+        if self.over:
+            heard.add(parser.finish())
+        elif parser.over and self.text.may_end:
+            self.text.end("stop")
+        piece.text += heard.content
+        piece.calls += heard.calls
 
     def _begin(self, piece: Piece) -> None:
         """The prompt is through: all that is to be said of it is known."""
@@ -69,7 +100,7 @@ class Answering:
             piece.prompt_logprobs = [found[: asked.of_prompt] for found in self._of_prompt]
         self._echo, self._of_prompt = None, []
         if self._only_prompt:
-            self.text.end()
+            self.text.end("length")
 
     def _account(self, item: Tokens) -> None:
         shown = self._asked.shown

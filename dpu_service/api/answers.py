@@ -12,6 +12,7 @@ import msgspec
 
 from dpu_service.api.logprobs import Entry
 from dpu_service.channel.logprobs import Logprob
+from dpu_service.text.tools.pieces import CallPiece
 
 DONE = b"data: [DONE]\n\n"
 
@@ -48,17 +49,19 @@ class Piece:
     finish_reason: str | None = None
     entries: list[Entry] = field(default_factory=list)
     prompt_logprobs: list[list[Logprob]] | None = None
+    calls: list[CallPiece] = field(default_factory=list)
 
     @property
     def says_something(self) -> bool:
         """Whether there is any news."""
-        return bool(self.text or self.finish_reason or self.entries)
+        return bool(self.text or self.finish_reason or self.entries or self.calls)
 
     def add(self, later: Piece) -> None:
         """Appends what came later."""
         self.text += later.text
         self.finish_reason = later.finish_reason
         self.entries += later.entries
+        self.calls += later.calls
         if later.prompt_logprobs is not None:
             self.prompt_logprobs = later.prompt_logprobs
 
@@ -155,10 +158,19 @@ class CompletionShape:
 
 
 class ChatShape:
-    """`chat.completion` and `chat.completion.chunk` objects; the first chunk of a choice tells the role."""
+    """`chat.completion` and `chat.completion.chunk` objects; the first chunk of a choice tells the role.
 
-    def __init__(self, model: str, with_usage: bool, render: Render | None) -> None:
+    Args:
+        call_id: makes the id of a tool call.
+        echo: stands in front of every answer.
+    """
+
+    def __init__(
+        self, model: str, with_usage: bool, render: Render | None, call_id: Callable[[], str], echo: str = ""
+    ) -> None:
         self._head = _Head(model, with_usage, render, "chatcmpl")
+        self._call_id = call_id
+        self._echo = echo
         self._begun: set[int] = set()
 
     def whole(self, choices: list[Piece], used: dict[str, int]) -> bytes:
@@ -168,10 +180,12 @@ class ChatShape:
 
     def chunk(self, piece: Piece) -> bytes:
         """See `Shape`."""
-        delta: dict[str, str] = {"content": piece.text} if piece.text else {}
+        delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
         if piece.index not in self._begun:
             self._begun.add(piece.index)
-            delta = {"role": "assistant", "content": piece.text}
+            delta = {"role": "assistant", "content": self._content(piece)}
+        if piece.calls:
+            delta["tool_calls"] = self._calls(piece)
         logprobs = self._head.logprobs(piece)
         choice = {"index": piece.index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish_reason}
         return self._head.chunk("chat.completion.chunk", choice)
@@ -181,6 +195,31 @@ class ChatShape:
         return self._head.usage_chunk("chat.completion.chunk", used)
 
     def _message(self, piece: Piece) -> dict[str, Any]:
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": self._content(piece), "refusal": None}
+        if piece.calls:
+            message["tool_calls"] = [
+                {name: value for name, value in call.items() if name != "index"} for call in self._calls(piece)
+            ]
         logprobs = self._head.logprobs(piece, whole=True)
         return {"index": piece.index, "message": message, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+
+    def _content(self, piece: Piece) -> str | None:
+        """Null where there are calls and nothing else."""
+        text = self._echo + piece.text
+        return None if piece.calls and not text else text
+
+    def _calls(self, piece: Piece) -> list[dict[str, Any]]:
+        """One object for each call, with id, type and name where it begins."""
+        found: dict[int, dict[str, Any]] = {}
+        for one in piece.calls:
+            if one.name is not None:
+                function = {"name": one.name, "arguments": ""}
+                found[one.index] = {
+                    "index": one.index,
+                    "id": self._call_id(),
+                    "type": "function",
+                    "function": function,
+                }
+            call = found.setdefault(one.index, {"index": one.index, "function": {"arguments": ""}})
+            call["function"]["arguments"] += one.arguments
+        return list(found.values())

@@ -145,6 +145,71 @@ Stream = Annotated[bool, Meta(description="Answer with server-sent events.")]
 IncludeUsage = Annotated[bool, Meta(description="One more chunk, before [DONE], with `usage` and no choices.")]
 User = Annotated[str, Meta(description="Ignored.")]
 Logprobs = Annotated[bool, Meta(description="Give the log-probability of each generated token.")]
+ROLES = ("system", "developer", "user", "assistant", "tool")
+Role = Annotated[str, Meta(extra_json_schema={"enum": list(ROLES)})]
+Name = Annotated[str, Meta(description="Of who speaks, for templates that show it.")]
+ToolCallId = Annotated[str, Meta(description="Of the call that this is the result of.")]
+Reasoning = Annotated[str, Meta(description="What the assistant thought, for templates that show it.")]
+Arguments = Annotated[str, Meta(description="A JSON object, written out.")]
+_FUNCTION_NAME: dict[str, Any] = {"type": "string", "pattern": "^[A-Za-z0-9_.:/-]{1,128}$"}
+Tools = Annotated[
+    list[dict[str, Any]],
+    Meta(
+        description="Functions that the model may call, for models whose template has a place for them.",
+        extra_json_schema={
+            "maxItems": 128,
+            "items": {
+                "type": "object",
+                "required": ["type", "function"],
+                "properties": {
+                    "type": {"const": "function"},
+                    "function": {
+                        "type": "object",
+                        "required": ["name"],
+                        "properties": {
+                            "name": _FUNCTION_NAME,
+                            "description": {"type": ["string", "null"]},
+                            "parameters": {"type": ["object", "null"], "description": "A JSON schema."},
+                            "strict": {"enum": [None, False]},
+                        },
+                    },
+                },
+            },
+        },
+    ),
+]
+ToolChoice = Annotated[
+    str | dict[str, Any],
+    Meta(
+        description="`auto` is the default. `none`: the model hears of no tools. A function, or `required` with one "
+        "tool: the answer is a call of it.",
+        extra_json_schema={
+            "anyOf": [
+                {"enum": ["none", "auto", "required"]},
+                {
+                    "type": "object",
+                    "required": ["type", "function"],
+                    "properties": {
+                        "type": {"const": "function"},
+                        "function": {
+                            "type": "object",
+                            "required": ["name"],
+                            "properties": {"name": _FUNCTION_NAME},
+                        },
+                    },
+                },
+            ]
+        },
+    ),
+]
+ParallelCalls = Annotated[bool, Meta(description="Default true. False: the answer ends with its first call.")]
+TemplateVariables = Annotated[dict[str, Any], Meta(description="Further names for the chat template.")]
+GenerationPrompt = Annotated[
+    bool,
+    Meta(description="The prompt ends with the beginning of an answer. Default: true unless a message is continued."),
+]
+ContinueFinal = Annotated[bool, Meta(description="The answer continues the last message, which is the assistant's.")]
+ChatEcho = Annotated[bool, Meta(description="With `continue_final_message`: the answer begins with what it continues.")]
 MESSAGES = Meta(description="The conversation so far.", extra_json_schema={"minItems": 1})
 Unbuilt = Annotated[
     Any,

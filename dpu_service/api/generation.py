@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from dpu_service.service import Serving
 from dpu_service.text.bundle import TextBundle
 from dpu_service.text.choice import ChoiceText, TextRules
 from dpu_service.text.places import TokenPlaces
+from dpu_service.text.tools.pieces import ToolParser
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Plan:
         echoes: what stands in front of the answers, one for each of `wanted`, or none.
         only_prompt: no tokens are wanted.
         kept: choices of each prompt that are answered, the best ones; 0 for all.
+        parser: makes one for each choice, to find tool calls; None where none are looked for.
     """
 
     wanted: list[Wanted]
@@ -38,6 +41,7 @@ class Plan:
     echoes: list[Echo] = field(default_factory=list)
     only_prompt: bool = False
     kept: int = 0
+    parser: Callable[[], ToolParser] | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -57,12 +61,12 @@ class Plan:
         ]
 
     def _answering(self, bundle: TextBundle, number: int, prompt: Items[int], echo: Echo | None) -> Answering:
-        detokenizer = bundle.detokenizer(self.rules.skip_special)
+        detokenizer = bundle.detokenizer(self.rules.skip_special, self.rules.markers)
         if self.continues:
             detokenizer.follow(prompt)
         places = TokenPlaces(len(echo.text) if echo else 0) if self.asked.shown else None
         text = ChoiceText(detokenizer, self.rules, places, place_last=echo is not None)
-        return Answering(number, text, self.asked, echo, self.only_prompt)
+        return Answering(number, text, self.asked, echo, self.only_prompt, self.parser() if self.parser else None)
 
 
 class Generation:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from dpu_service.api.answers import ChatShape, CompletionShape, Shape
 from dpu_service.api.bad_words import read_bad_words
 from dpu_service.api.bias import read_bias
+from dpu_service.api.conversations import chat_prompt, echoed, read_conversation
 from dpu_service.api.echo import Echo, echo_of
 from dpu_service.api.errors import bad_value, model_not_found, unsupported
 from dpu_service.api.generation import Plan
@@ -20,9 +21,10 @@ from dpu_service.api.logprobs import (
     completion_object,
     prompt_object,
 )
-from dpu_service.api.prompts import Prompt, PromptRules, chat_prompt, completion_prompts, last_tokens
+from dpu_service.api.prompts import Prompt, PromptRules, completion_prompts, last_tokens
 from dpu_service.api.requests import ChatRequest, CommonRequest, CompletionRequest, read_request
 from dpu_service.api.sampling import Choices, fit_window, read_choices, read_counts, read_text_rules
+from dpu_service.api.tools import read_tools
 from dpu_service.api.unbuilt import refuse_unbuilt
 from dpu_service.sequences.pump import Wanted
 from dpu_service.service import Serving
@@ -85,15 +87,25 @@ async def prepare_chat(serving: Serving, body: bytes) -> Prepared:
     counts = read_counts(request.n, None, request.stream, serving.pump.queue_depth)
     asked = asked_of_chat(request, serving.geometry)
     choices = _choices(serving, request, counts.made, asked)
-    rules = read_text_rules(request)
-    prompt = await chat_prompt(request.messages, serving.encoder, serving.geometry.window)
+    encoder, window = serving.encoder, serving.geometry.window
+    tools = read_tools(request.tools, request.tool_choice, request.parallel_tool_calls, encoder)
+    rules = replace(read_text_rules(request), markers=tools.markers)
+    conversation = read_conversation(request.messages, request, tools, encoder, window)
+    echo = echoed(request, conversation)
+    prompt = await chat_prompt(conversation, encoder, window)
     param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     limit: int | None = getattr(request, param)
     prompt = last_tokens(prompt, _keep(request, _window(serving, choices) - max(1, limit or 1)))
     length = fit_window(len(prompt), limit, _window(serving, choices), param, "messages")
-    plan = Plan([Wanted(prompt, choices.samplings(length), choices.bias.entries)], rules, asked)
+    plan = Plan(
+        wanted=[Wanted(prompt, choices.samplings(length), choices.bias.entries)],
+        rules=rules,
+        asked=asked,
+        continues=conversation.continue_final or bool(conversation.opening),
+        parser=tools.parser,
+    )
     render = partial(chat_object, _naming(serving, request)) if asked.shown else None
-    shape = ChatShape(serving.model.name, with_usage, render)
+    shape = ChatShape(serving.model.name, with_usage, render, tools.call_id, echo)
     return Prepared(plan, shape, bool(request.stream), with_usage)
 
 

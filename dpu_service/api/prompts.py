@@ -6,12 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from dpu_service.api.errors import ApiError, bad_value, context_length, unsupported
-from dpu_service.api.requests import Message
+from dpu_service.api.errors import ApiError, bad_value, context_length
 from dpu_service.text.encoder import TextEncoder, TextTooLongError
-from dpu_service.text.template import ChatTemplateError
-
-ROLES = ("system", "developer", "user", "assistant")
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ async def read_text(text: str, encoder: TextEncoder, rules: PromptRules) -> Prom
     try:
         tokens = await encoder.encode_text(text, add_special=rules.add_special)
     except TextTooLongError as error:
-        raise _too_long(error.at_least, rules.window, "prompt") from error
+        raise too_long(error.at_least, rules.window, "prompt") from error
     kept = last_tokens(tokens, rules.keep)
     return Prompt(kept, text if kept is tokens else None)
 
@@ -85,7 +81,7 @@ def read_tokens(given: list[Any], rules: PromptRules, param: str = "prompt") -> 
     """
     tokens = last_tokens(given, rules.keep)
     if len(tokens) > rules.window:
-        raise _too_long(len(tokens), rules.window, param)
+        raise too_long(len(tokens), rules.window, param)
     if not all(type(token) is int for token in tokens):
         raise bad_value(param, f"'{param}' must hold whole numbers where it holds token ids")
     if not all(0 <= token < rules.vocab_size for token in tokens):
@@ -96,28 +92,6 @@ def read_tokens(given: list[Any], rules: PromptRules, param: str = "prompt") -> 
 def last_tokens(tokens: list[int], keep: int | None) -> list[int]:
     """So many last ones; all for None."""
     return tokens if keep is None or len(tokens) <= keep else tokens[len(tokens) - keep :]
-
-
-async def chat_prompt(messages: list[Message], encoder: TextEncoder, window: int) -> list[int]:
-    """Token ids of a conversation.
-
-    Raises:
-        ApiError: 400: no messages, an unknown role, content that is not text, refused by the template, or too long.
-    """
-    if not messages:
-        raise bad_value("messages", "'messages' must not be empty")
-    if len(messages) > window:  # each one is a token at least
-        raise _too_long(len(messages), window, "messages")
-    plain = [_plain_message(i, message) for i, message in enumerate(messages)]
-    try:
-        ids = await encoder.encode_chat(plain)
-    except ChatTemplateError as error:
-        raise ApiError(400, str(error), param="messages", code="chat_template_error") from error
-    except TextTooLongError as error:
-        raise _too_long(error.at_least, window, "messages") from error
-    if not ids:
-        raise bad_value("messages", "the conversation gives an empty prompt")
-    return ids
 
 
 def _split(given: Any) -> list[Any]:
@@ -132,39 +106,10 @@ def _split(given: Any) -> list[Any]:
     return [given]
 
 
-def _too_long(at_least: int, window: int, param: str) -> ApiError:
+def too_long(at_least: int, window: int, param: str) -> ApiError:
+    """400 for a prompt that has at least so many tokens."""
     return context_length(
         f"the prompt is too long: it has at least {max(at_least, window + 1)} tokens, and this model's maximum context "
         f"length is {window} tokens, prompt and answer together",
         param,
     )
-
-
-def _plain_message(index: int, message: Message) -> dict[str, str]:
-    at = f"messages[{index}]"
-    if message.role not in ROLES:
-        if message.role in ("tool", "function"):
-            raise unsupported(f"{at}.role", "tool calls are not supported by this server")
-        raise bad_value(f"{at}.role", f"'{at}.role' must be one of: {', '.join(ROLES)}")
-    for name in ("tool_calls", "function_call", "audio"):
-        if getattr(message, name):
-            raise unsupported(f"{at}.{name}")
-    role = "system" if message.role == "developer" else message.role
-    return {"role": role, "content": _content(at, message)}
-
-
-def _content(at: str, message: Message) -> str:
-    if message.content is None:
-        if message.role != "assistant":
-            raise bad_value(f"{at}.content", f"'{at}.content' is missing")
-        return ""
-    if isinstance(message.content, str):
-        return message.content
-    texts = []
-    for i, part in enumerate(message.content):
-        if part.type != "text":
-            raise unsupported(f"{at}.content[{i}].type", "only content parts of type 'text' are supported")
-        if part.text is None:
-            raise bad_value(f"{at}.content[{i}].text", f"'{at}.content[{i}].text' is missing")
-        texts.append(part.text)
-    return "\n".join(texts)

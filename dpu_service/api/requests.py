@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -89,12 +89,30 @@ class ContentPart(msgspec.Struct):
     text: str | None = None
 
 
+class CalledFunction(msgspec.Struct):
+    """What an assistant has called."""
+
+    name: str
+    arguments: fields.Arguments
+
+
+class ToolCall(msgspec.Struct):
+    """A call in an assistant's message."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
 class Message(msgspec.Struct):
     """One message of a conversation."""
 
-    role: str
+    role: fields.Role
     content: str | list[ContentPart] | None = None
-    tool_calls: fields.Unbuilt = None
+    name: fields.Name | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: fields.ToolCallId | None = None
+    reasoning_content: fields.Reasoning | None = None
     function_call: fields.Unbuilt = None
     audio: fields.Unbuilt = None
 
@@ -107,8 +125,12 @@ class ChatRequest(CommonRequest, kw_only=True):
     logprobs: fields.Logprobs | None = None
     top_logprobs: fields.TopLogprobs | None = None
     prompt_logprobs: fields.Unbuilt = None
-    tools: fields.Unbuilt = None
-    tool_choice: fields.Unbuilt = None
+    tools: fields.Tools | None = None
+    add_generation_prompt: fields.GenerationPrompt | None = None
+    continue_final_message: fields.ContinueFinal | None = None
+    chat_template_kwargs: fields.TemplateVariables | None = None
+    tool_choice: fields.ToolChoice | None = None
+    parallel_tool_calls: fields.ParallelCalls | None = None
     functions: fields.Unbuilt = None
     function_call: fields.Unbuilt = None
     modalities: fields.Unbuilt = None
@@ -116,11 +138,8 @@ class ChatRequest(CommonRequest, kw_only=True):
     prediction: fields.Unbuilt = None
     web_search_options: fields.Unbuilt = None
     chat_template: fields.Unbuilt = None
-    chat_template_kwargs: fields.Unbuilt = None
     documents: fields.Unbuilt = None
-    add_generation_prompt: fields.Unbuilt = None
-    continue_final_message: fields.Unbuilt = None
-    echo: fields.Unbuilt = None
+    echo: fields.ChatEcho | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -131,11 +150,11 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     messages: Annotated[list[Message], fields.MESSAGES] | None = None
     add_special_tokens: fields.AddSpecial | None = None
     return_token_strs: fields.TokenStrings | None = None
-    add_generation_prompt: fields.Unbuilt = None
-    continue_final_message: fields.Unbuilt = None
+    tools: fields.Tools | None = None
+    add_generation_prompt: fields.GenerationPrompt | None = None
+    continue_final_message: fields.ContinueFinal | None = None
+    chat_template_kwargs: fields.TemplateVariables | None = None
     chat_template: fields.Unbuilt = None
-    chat_template_kwargs: fields.Unbuilt = None
-    tools: fields.Unbuilt = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

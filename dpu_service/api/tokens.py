@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
+from dpu_service.api.conversations import chat_prompt, read_conversation
 from dpu_service.api.errors import bad_value, context_length, model_not_found, unavailable
 from dpu_service.api.exchange import Exchange
-from dpu_service.api.prompts import PromptRules, chat_prompt, read_text, read_tokens
+from dpu_service.api.prompts import PromptRules, read_text, read_tokens
 from dpu_service.api.requests import DetokenizeRequest, TokenizeRequest, read_request
+from dpu_service.api.tools import read_tools
 from dpu_service.api.unbuilt import refuse_unbuilt
 from dpu_service.service import Service, Serving
 
@@ -88,7 +90,9 @@ async def _tokens(serving: Serving, request: TokenizeRequest) -> list[int]:
     if request.add_special_tokens:
         raise bad_value("add_special_tokens", "the chat template writes the special tokens of 'messages'")
     assert request.messages is not None
-    return await chat_prompt(request.messages, serving.encoder, serving.geometry.window)
+    encoder, window = serving.encoder, serving.geometry.window
+    tools = read_tools(request.tools, None, None, encoder)
+    return await chat_prompt(read_conversation(request.messages, request, tools, encoder, window), encoder, window)
 
 
 def _decode(serving: Serving, tokens: list[int]) -> str:

@@ -14,7 +14,6 @@ from dpu_service.api.requests import CommonRequest
 HARMLESS: dict[str, list[Any]] = {
     "priority": [0],
     "prompt_logprobs": [False],
-    "echo": [False],
     "suffix": [{}, [], ""],
     "prompt_embeds": [{}, [], ""],
     "length_penalty": [1],
@@ -36,8 +35,6 @@ HARMLESS: dict[str, list[Any]] = {
     "ebnf": [""],
     "json_schema": [{}, [], ""],
     "grammar": [{}, [], ""],
-    "tools": [{}, [], ""],
-    "tool_choice": ["none", "auto"],
     "functions": [{}, [], ""],
     "function_call": ["none", "auto"],
     "modalities": [["text"]],
@@ -45,10 +42,7 @@ HARMLESS: dict[str, list[Any]] = {
     "prediction": [{}, [], ""],
     "web_search_options": [{}, [], ""],
     "chat_template": [{}, [], ""],
-    "chat_template_kwargs": [{}, [], ""],
     "documents": [{}, [], ""],
-    "add_generation_prompt": [True, 1],
-    "continue_final_message": [False],
 }
 """Values (beside null and absence) that mean the same as leaving the field out; the document lists them too."""
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from dpu_service.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from dpu_service.text.spelling import DecoderSpelling, Spelling, TableSpelling
-from dpu_service.text.tables import byte_tables
+from dpu_service.text.tables import ByteTables, byte_tables
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -32,39 +32,49 @@ class TextBundle:
     """
 
     def __init__(self, files: dict[str, bytes]) -> None:
-        self._source = _text(files, TOKENIZER_FILE)
-        if not self._source:
+        self.source = _text(files, TOKENIZER_FILE)
+        if not self.source:
             raise BundleError("the runtime sent no tokenizer.json")
-        self.tokenizer = _load(self._source)
-        self._plain: Tokenizer | None = None
+        self.tokenizer = _load(self.source)
         config = _config(files)
         self.bos_token = _token_text(config.get("bos_token"))
         self.eos_token = _token_text(config.get("eos_token"))
-        self.chat_template = _text(files, TEMPLATE_FILE) or _template_of(config)
+        self.template_constants = _constants(config)
+        self.chat_templates = _templates(files, config)
         added = self.tokenizer.get_added_tokens_decoder()
         self.control_tokens: dict[str, int] = {t.content: i for i, t in added.items() if t.special and t.content}
+        self.added_tokens = frozenset(t.content for t in added.values() if not t.special and t.content)
         self.longest_token = max((len(token) for token in self.tokenizer.get_vocab()), default=1)
         self.may_shrink = self.tokenizer.normalizer is not None
-        decoder = msgspec.json.decode(self._source).get("decoder") or {}
+        decoder = msgspec.json.decode(self.source).get("decoder") or {}
         self._tables = tables = byte_tables(decoder, self.tokenizer, self.control_tokens)
+        self._with_markers: dict[frozenset[int], list[bytes]] = {}
         self.spelling: Spelling = (
             DecoderSpelling(self.tokenizer) if tables is None else TableSpelling(tables.everything)
         )
 
-    @property
-    def plain_tokenizer(self) -> Tokenizer:
-        """The same tokenizer, blind to control tokens: their text is tokenised like any other. Loaded when wanted."""
-        if self._plain is None:
-            self._plain = _load(self._source)
-            self._plain.encode_special_tokens = True
-        return self._plain
+    def detokenizer(self, skip_special: bool, markers: frozenset[int] = frozenset()) -> Detokenizer:
+        """A fresh detokenizer for one sequence.
 
-    def detokenizer(self, skip_special: bool) -> Detokenizer:
-        """A fresh detokenizer for one sequence."""
+        Args:
+            skip_special: control tokens have no text, but for the markers.
+        """
         tables = self._tables
         if tables is not None:
-            return ByteDetokenizer(tables.visible if skip_special else tables.everything, tables.strip)
-        return WindowDetokenizer(self.tokenizer, frozenset(self.control_tokens.values() if skip_special else ()))
+            table = self._visible(tables, markers) if skip_special else tables.everything
+            return ByteDetokenizer(table, tables.strip)
+        silent = frozenset(self.control_tokens.values()) - markers if skip_special else frozenset()
+        return WindowDetokenizer(self.tokenizer, silent)
+
+    def _visible(self, tables: ByteTables, markers: frozenset[int]) -> list[bytes]:
+        if not markers:
+            return tables.visible
+        if markers not in self._with_markers:
+            table = list(tables.visible)
+            for token in markers:
+                table[token] = tables.everything[token]
+            self._with_markers[markers] = table
+        return self._with_markers[markers]
 
 
 def _load(source: str) -> Tokenizer:
@@ -100,10 +110,17 @@ def _token_text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _template_of(config: dict[str, Any]) -> str:
-    """The chat template: one string, or a list of named ones of which `default` counts."""
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else ""
+def _constants(config: dict[str, Any]) -> dict[str, str]:
+    """Special tokens by the names that templates know, `bos_token` for example."""
+    tokens = {name: _token_text(value) for name, value in config.items() if name.endswith("_token")}
+    return {"bos_token": "", "eos_token": ""} | {name: text for name, text in tokens.items() if text}
+
+
+def _templates(files: dict[str, bytes], config: dict[str, Any]) -> dict[str, str]:
+    """Chat templates by name: one is `default`; a list has names of its own, `tool_use` for example."""
+    given = config.get("chat_template")
+    if isinstance(given, str):
+        given = [{"name": "default", "template": given}]
+    named = {one.get("name"): one.get("template") for one in given or [] if isinstance(one, dict)}
+    named["default"] = _text(files, TEMPLATE_FILE) or named.get("default")
+    return {str(name): source for name, source in named.items() if isinstance(source, str) and source}

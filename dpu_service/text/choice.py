@@ -20,13 +20,14 @@ class TextRules:
     Attributes:
         min_tokens: stop strings are looked for only in the text of the tokens after so many.
         keep_stop: the stop string, or the text of the token that made the device stop, is part of the text.
-        skip_special: control tokens have no text.
+        skip_special: control tokens have no text, but for the markers.
     """
 
     stops: Items[str] = ()
     min_tokens: int = 0
     keep_stop: bool = False
     skip_special: bool = True
+    markers: frozenset[int] = frozenset()
 
 
 class ChoiceText:
@@ -76,9 +77,16 @@ class ChoiceText:
             self._places.show(text, over=self.finish_reason is not None)
         return text
 
-    def end(self) -> None:
-        """Over before any token: none was wanted."""
-        self.finish_reason = _REASONS[Finish.LENGTH]
+    @property
+    def may_end(self) -> bool:
+        """Whether so many tokens have come as were wanted at least."""
+        return self.tokens >= self._min_tokens
+
+    def end(self, reason: str) -> None:
+        """Over before the device is: no more is wanted."""
+        self.finish_reason = reason
+        if self._places is not None:
+            self._places.show("", over=True)
 
     def take_places(self) -> list[int]:
         """Where the text of further tokens begins (see `TokenPlaces.take`): of every counted token once and in order,

@@ -9,14 +9,14 @@ from typing import TypeVar
 
 from dpu_service.text.bundle import TextBundle
 from dpu_service.text.chat import ChatEncoder
+from dpu_service.text.conversation import Conversation
+from dpu_service.text.template import RenderedTooLongError
+from dpu_service.text.tools.formats import AUTO, find_format
 
 INLINE_CHARACTERS = 2048
 """Up to here tokenising takes well under a millisecond, less than handing it to a thread is worth."""
 _THREADS = 2
 T = TypeVar("T")
-
-MESSAGE_CHARACTERS = 64
-"""What rendering a message costs, in characters tokenised."""
 
 
 class TextTooLongError(Exception):
@@ -36,28 +36,29 @@ class TextEncoder:
 
     Args:
         window: tokens of a sequence at most.
+        tool_parser: one of `formats.CHOICES`.
     """
 
-    def __init__(self, bundle: TextBundle, window: int) -> None:
+    def __init__(self, bundle: TextBundle, window: int, tool_parser: str = AUTO) -> None:
         self.bundle = bundle
         self.chat = ChatEncoder(bundle)
+        self.tool_format = find_format(tool_parser, self.chat.source)
         self._longest = bundle.longest_token * (4 if bundle.may_shrink else 1)
         self._most_characters = window * self._longest
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenise")
 
-    async def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's answer.
+    async def encode_chat(self, conversation: Conversation) -> list[int]:
+        """Token ids of a conversation, ready for the model to go on with.
 
         Raises:
             TextTooLongError: by its characters alone.
             ChatTemplateError: the template refuses the messages.
         """
-        characters = sum(len(message["content"]) for message in messages)
-        self._check_length(characters)
-        cost = characters + MESSAGE_CHARACTERS * len(messages)
-        if self.chat.has_control_text(messages):  # may have to load a second tokenizer first
-            cost += INLINE_CHARACTERS
-        return await self.run(cost, lambda: self.chat.encode(*self.chat.render(messages)))
+        self._check_length(conversation.message_characters)
+        cost = conversation.cost
+        if conversation.variables or (cost <= INLINE_CHARACTERS and self.chat.has_control_text(conversation)):
+            cost += INLINE_CHARACTERS  # they may make the template slow; a second tokenizer may have to be loaded
+        return await self.run(cost, lambda: self._encode_chat(conversation))
 
     async def encode_text(self, text: str, *, add_special: bool = True) -> list[int]:
         """Token ids of a plain prompt: control tokens in it count as such, and BOS is added where the model's
@@ -75,6 +76,12 @@ class TextEncoder:
     def close(self) -> None:
         """Lets the threads go once they are done."""
         self._threads.shutdown(wait=False)
+
+    def _encode_chat(self, conversation: Conversation) -> list[int]:
+        try:
+            return self.chat.encode(*self.chat.render(conversation, self._most_characters))
+        except RenderedTooLongError as error:
+            raise TextTooLongError(-(-self._most_characters // self._longest)) from error
 
     def _encode_text(self, text: str, add_special: bool) -> list[int]:
         (encoding,) = self.bundle.tokenizer.encode_batch_fast([text], add_special_tokens=add_special)

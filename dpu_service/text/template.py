@@ -1,16 +1,18 @@
-"""Chat templates: Jinja2 in a sandbox, with the helpers that published templates expect."""
+"""Chat templates: from messages and tools to the text of a prompt."""
 
 from __future__ import annotations
 
-import json
-from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError, meta
 
-from dpu_service.text.bundle import TextBundle
+from dpu_service.text.sandbox import TemplateSandbox
+
+Message = dict[str, Any]
+"""As templates see it: `role` and `content`, perhaps `name`, `tool_calls`, `tool_call_id`, `reasoning_content`."""
+
+MOST_CHARACTERS = 1 << 24
+_FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, RuntimeError)
 
 
 class ChatTemplateError(Exception):
@@ -21,49 +23,76 @@ class NoChatTemplateError(ChatTemplateError):
     """The model has no chat template."""
 
 
+class RenderedTooLongError(ChatTemplateError):
+    """The text grew over its limit."""
+
+
 class ChatTemplate:
-    """A model's chat template.
+    """One chat template.
+
+    Args:
+        source: of Jinja2.
+        constants: names that it may use, `bos_token` for example.
 
     Raises:
-        ChatTemplateError: its source does not compile.
+        ChatTemplateError: the source does not compile.
     """
 
-    def __init__(self, bundle: TextBundle) -> None:
-        self._constants = {"bos_token": bundle.bos_token, "eos_token": bundle.eos_token}
-        extensions: list[str | type[Extension]] = [loopcontrols]
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = _now
+    def __init__(self, source: str, constants: dict[str, str]) -> None:
+        self.source = source
+        self.constants = constants
+        self._sandbox = TemplateSandbox()
         try:
-            self._template = environment.from_string(bundle.chat_template) if bundle.chat_template else None
-        except TemplateError as error:
+            self._template = self._sandbox.from_string(source)
+            self.variables = frozenset(meta.find_undeclared_variables(self._sandbox.parse(source)))
+        except (TemplateError, RecursionError) as error:
             raise ChatTemplateError(f"the model's chat template is broken: {error}") from error
 
-    def render(self, messages: list[dict[str, str]]) -> str:
-        """The prompt's text, ready for the assistant's answer.
+    @property
+    def takes_tools(self) -> bool:
+        """Whether it has a place for the tools of a request."""
+        return "tools" in self.variables
+
+    def render(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        variables: dict[str, Any] | None = None,
+        most_characters: int = MOST_CHARACTERS,
+    ) -> str:
+        """The prompt's text.
+
+        Args:
+            add_generation_prompt: it ends with the beginning of the assistant's answer.
+            variables: further names for the template.
 
         Raises:
             ChatTemplateError: see there.
         """
-        if self._template is None:
-            raise NoChatTemplateError("this model has no chat template; use /v1/completions")
+        given = {
+            **self.constants,
+            **(variables or {}),
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._constants)
+            with self._sandbox.bounded():
+                return _joined(self._template.generate(given), most_characters)
         except TemplateError as error:
             raise ChatTemplateError(f"the chat template refuses these messages: {error.message}") from error
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+        except _FAILURES as error:
             raise ChatTemplateError("the chat template cannot render these messages") from error
 
 
-def _refuse(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """Unlike Jinja's own filter it escapes nothing for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _joined(pieces: Any, most: int) -> str:
+    taken, characters = [], 0
+    for piece in pieces:
+        taken.append(piece)
+        characters += len(piece)
+        if characters > most:
+            raise RenderedTooLongError(f"the rendered conversation has over {most} characters")
+    return "".join(taken)

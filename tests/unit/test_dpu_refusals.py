@@ -197,11 +197,12 @@ def test_what_is_not_built_is_refused_by_name(front: FrontEnd, field: str, value
     ("field", "value"),
     [
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
+        ("echo", True),
         ("functions", [{"name": "f"}]),
         ("modalities", ["audio"]),
         ("chat_template", "{{ 1 }}"),
-        ("continue_final_message", True),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x"}}),
+        ("documents", [{"text": "x"}]),
     ],
 )
 def test_what_chat_does_not_have_is_refused_by_name(front: FrontEnd, field: str, value: Any) -> None:
@@ -225,8 +226,9 @@ def test_defaults_and_unknown_fields_are_no_reason_to_refuse(front: FrontEnd) ->
         ([], "messages", "invalid_value"),
         ([{"role": "user"}], "messages[0].content", "invalid_value"),
         ([{"role": "wizard", "content": "x"}], "messages[0].role", "invalid_value"),
-        ([*HI, {"role": "tool", "content": "x"}], "messages[1].role", "unsupported_parameter"),
-        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls", "unsupported_parameter"),
+        ([*HI, {"role": "function", "content": "x"}], "messages[1].role", "unsupported_parameter"),
+        ([{"role": "tool", "content": None}], "messages[0].content", "invalid_value"),
+        ([{"role": "assistant", "function_call": {"name": "f"}}], "messages[0].function_call", "unsupported_parameter"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
             "messages[0].content[0].type",

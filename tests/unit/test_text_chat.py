@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from dpu_service.text.bundle import TextBundle
 from dpu_service.text.chat import ChatEncoder
+from dpu_service.text.conversation import Conversation
 from dpu_service.text.encoder import TextEncoder, TextTooLongError
 from dpu_service.text.template import ChatTemplate, ChatTemplateError, NoChatTemplateError
 from tests import tiny_text
@@ -28,9 +30,9 @@ def reference() -> PreTrainedTokenizerFast:
     return made
 
 
-def encode(bundle: TextBundle, messages: list[dict[str, str]]) -> list[int]:
+def encode(bundle: TextBundle, messages: list[dict[str, Any]]) -> list[int]:
     encoder = ChatEncoder(bundle)
-    return encoder.encode(*encoder.render(messages))
+    return encoder.encode(*encoder.render(Conversation(messages)))
 
 
 @pytest.mark.parametrize("content", ["hello there", "  padded  \n", "", "emoji 😀", "\n\nlines\n", "1 < 2 | 3 > 2"])
@@ -62,8 +64,11 @@ def test_a_private_character_of_the_user_survives(bundle: TextBundle) -> None:
 
 
 def with_template(template: str) -> ChatTemplate:
-    config = json.dumps({"chat_template": template, "bos_token": "<s>"}).encode()
-    return ChatTemplate(TextBundle({**tiny_text.files(), "tokenizer_config.json": config}))
+    return ChatTemplate(template, {"bos_token": "<s>"})
+
+
+def rendered(files: dict[str, bytes], **how: Any) -> str:
+    return ChatEncoder(TextBundle(files)).render(Conversation([{"role": "user", "content": "x"}], **how))[0]
 
 
 def test_helpers_of_published_templates() -> None:
@@ -88,11 +93,13 @@ def test_templates_that_cannot_work() -> None:
     with pytest.raises(ChatTemplateError, match="broken"):
         with_template("{% if %}")
     with pytest.raises(NoChatTemplateError):
-        ChatTemplate(TextBundle({"tokenizer.json": tiny_text.files()["tokenizer.json"]})).render([])
-    named = json.dumps({"chat_template": [{"name": "default", "template": "A"}, {"name": "tool", "template": "B"}]})
-    files = {**tiny_text.files(), "tokenizer_config.json": named.encode()}
-    assert ChatTemplate(TextBundle(files)).render([]) == "A"
-    assert ChatTemplate(TextBundle({**files, "chat_template.jinja": b"C"})).render([]) == "C"
+        rendered({"tokenizer.json": tiny_text.files()["tokenizer.json"]})
+    named = {"chat_template": [{"name": "default", "template": "A"}, {"name": "tool_use", "template": "B"}]}
+    files = {**tiny_text.files(), "tokenizer_config.json": json.dumps(named).encode()}
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert (rendered(files), rendered(files, tools=tools)) == ("A", "B")
+    files["chat_template.jinja"] = b"C"
+    assert (rendered(files), rendered(files, tools=tools)) == ("C", "B")
 
 
 def test_plain_prompts_get_bos_once_and_honour_control_text(bundle: TextBundle) -> None:

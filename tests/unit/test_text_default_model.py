@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dpu_service.text.bundle import BUNDLE_FILES, TextBundle
 from dpu_service.text.chat import ChatEncoder
+from dpu_service.text.conversation import Conversation
 from dpu_service.text.detokenize import ByteDetokenizer
 from gpu_runtime.model.source import ModelFolder
 
@@ -30,7 +31,7 @@ def test_conversations(bundle: TextBundle, reference: PreTrainedTokenizerBase, c
     messages = [{"role": "user", "content": content}]
     encoder = ChatEncoder(bundle)
     wanted = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert encoder.encode(*encoder.render(messages)) == wanted
+    assert encoder.encode(*encoder.render(Conversation(messages))) == wanted
 
 
 def test_any_tokens_decode_alike(bundle: TextBundle, reference: PreTrainedTokenizerBase) -> None:

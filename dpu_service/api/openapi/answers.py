@@ -11,6 +11,10 @@ FinishReason = Annotated[
     Literal["stop", "length"],
     Meta(description="stop: an end token or a stop string; length: `max_tokens` or the context window."),
 ]
+ChatFinishReason = Annotated[
+    Literal["stop", "length", "tool_calls"],
+    Meta(description="As in completions; tool_calls: instead of stop where the answer has calls."),
+]
 Index = Annotated[int, Meta(ge=0, description="Prompt · `n` + choice.")]
 Count = Annotated[int, Meta(ge=0)]
 
@@ -95,12 +99,28 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
+class AnsweredFunction(Struct):
+    """What is called. The model may have written arguments that are no JSON or do not fit the function."""
+
+    name: str
+    arguments: str
+
+
+class AnsweredCall(Struct):
+    """A tool call."""
+
+    id: str
+    type: Literal["function"]
+    function: AnsweredFunction
+
+
 class ChatMessage(Struct):
     """What the model said."""
 
     role: Literal["assistant"]
-    content: str | None
+    content: Annotated[str | None, Meta(description="Null where there are calls and no text.")]
     refusal: None = None
+    tool_calls: list[AnsweredCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -109,7 +129,7 @@ class ChatChoice(Struct):
     index: Index
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
 
 
 class ChatAnswer(Struct):
@@ -123,11 +143,28 @@ class ChatAnswer(Struct):
     usage: Usage
 
 
+class FunctionDelta(Struct):
+    """`name` comes with the first part of a call; the arguments of all parts make the whole."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class CallDelta(Struct):
+    """The next part of a tool call; `id` and `type` come with the first one."""
+
+    index: Annotated[int, Meta(ge=0, description="Of the call in its message.")]
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatDelta(Struct):
     """The next part of a message; `role` comes first and once."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):
@@ -136,7 +173,7 @@ class ChatChunkChoice(Struct):
     index: Index
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Annotated[FinishReason | None, Meta(description="Null until the answer ends.")]
+    finish_reason: Annotated[ChatFinishReason | None, Meta(description="Null until the answer ends.")]
 
 
 class ChatChunk(Struct):

@@ -1,0 +1,94 @@
+"""The conversation of a chat request, and its prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpu_service.api.errors import ApiError, bad_value, unsupported
+from dpu_service.api.messages import check_can_be_continued, final_text, template_messages
+from dpu_service.api.nesting import MOST_NESTED, is_nested_deeply, size
+from dpu_service.api.prompts import too_long
+from dpu_service.api.requests import ChatRequest, Message, TokenizeRequest
+from dpu_service.api.tools import ToolUse
+from dpu_service.text.conversation import Conversation
+from dpu_service.text.encoder import TextEncoder, TextTooLongError
+from dpu_service.text.template import ChatTemplateError
+
+MOST_VARIABLES_SIZE = 16 << 10
+"""Of `chat_template_kwargs`: characters of its texts, and 1 for each value."""
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
+
+
+def read_conversation(
+    messages: list[Message], request: ChatRequest | TokenizeRequest, tools: ToolUse, encoder: TextEncoder, window: int
+) -> Conversation:
+    """Checks all that goes into the prompt.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    if len(messages) > window:  # each one is a token at least
+        raise too_long(len(messages), window, "messages")
+    conversation = Conversation(
+        messages=template_messages(messages),
+        tools=tools.shown,
+        variables=_variables(request.chat_template_kwargs or {}, encoder),
+        add_generation_prompt=_generation_prompt(request),
+        continue_final=bool(request.continue_final_message),
+        opening=tools.opening,
+    )
+    if conversation.continue_final:
+        check_can_be_continued(conversation.messages)
+    if tools.opening and not conversation.add_generation_prompt:
+        raise bad_value("tool_choice", "a call cannot be forced without a generation prompt to begin it behind")
+    return conversation
+
+
+def echoed(request: ChatRequest, conversation: Conversation) -> str:
+    """What `echo` puts in front of the answer: the text that it continues.
+
+    Raises:
+        ApiError: 400: it continues none.
+    """
+    if not request.echo:
+        return ""
+    if not conversation.continue_final:
+        raise unsupported("echo", "'echo' needs 'continue_final_message' in chat")
+    return final_text(conversation.messages[-1])
+
+
+async def chat_prompt(conversation: Conversation, encoder: TextEncoder, window: int) -> list[int]:
+    """Token ids of a conversation.
+
+    Raises:
+        ApiError: 400: refused by the template, or too long.
+    """
+    try:
+        ids = await encoder.encode_chat(conversation)
+    except ChatTemplateError as error:
+        raise ApiError(400, str(error), param="messages", code="chat_template_error") from error
+    except TextTooLongError as error:
+        raise too_long(error.at_least, window, "messages") from error
+    if not ids:
+        raise bad_value("messages", "the conversation gives an empty prompt")
+    return ids
+
+
+def _generation_prompt(request: ChatRequest | TokenizeRequest) -> bool:
+    """Whether the prompt ends with the beginning of an answer: unless it ends with a message to continue."""
+    given = request.add_generation_prompt
+    if given and request.continue_final_message:
+        raise bad_value("add_generation_prompt", "'add_generation_prompt' must be false with 'continue_final_message'")
+    return not request.continue_final_message if given is None else given
+
+
+def _variables(given: dict[str, Any], encoder: TextEncoder) -> dict[str, Any]:
+    at = "chat_template_kwargs"
+    for name in given:
+        if name in _RESERVED or name in encoder.bundle.template_constants:
+            raise bad_value(f"{at}.{name}", f"'{at}' must not have '{name}', which the server gives to the template")
+    if is_nested_deeply(given):
+        raise bad_value(at, f"'{at}' is nested deeper than {MOST_NESTED} levels")
+    if size(given) > MOST_VARIABLES_SIZE:
+        raise bad_value(at, f"'{at}' may have at most {MOST_VARIABLES_SIZE} characters in all")
+    return given

@@ -10,7 +10,7 @@ ON_GPU = PYTHONPATH=$(CURDIR)/proto:$(CURDIR)/deploy:$(CURDIR)$${PYTHONPATH:+:$$
 GENERATED := -name arena.h -o -name layout.h
 CPP_FILES = $(shell find dpu_service gpu_runtime proto tests \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) ! \( $(GENERATED) \))
 
-.PHONY: serve test test-gpu bench-gpu lint format generate bench install install-serve clean
+.PHONY: serve test test-gpu bench-gpu bench-front lint format generate bench install install-serve clean
 .SILENT:
 
 serve: install-serve
@@ -55,6 +55,10 @@ bench: install
 	$(BIN)/python -m tests.bench.transformers_rate 2>/dev/null
 	$(BIN)/python -m tests.bench.soft_gpu --max-tokens 64 --extra-body '{"ignore_eos": true}' $(ARGS)
 	$(BIN)/python -m tests.bench.scheduler_step
+
+# What one worker of the front end streams and answers; wants a quiet machine of two cores or more.
+bench-front: install
+	$(BIN)/python -m tests.bench.front_end $(ARGS)
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,56 +1,85 @@
-"""How many tokens one front-end worker streams: `python -m tests.bench.front_end [--streams 64] [--rate 200]`.
+"""What one worker of the front end does: `python -m tests.bench.front_end [--seconds 6] [--only streams,single,tokenise]`.
 
-The real `blink-dpu` with one worker over the scripted device, which speaks on every stream at a fixed rate, over plain
-HTTP; the client runs on the same machine.
+The real `blink-dpu` with one worker, over a device that writes tokens at a fixed rate and stamps them; its clients run on
+the same machine and want a core of their own. Ends with tables, in about a minute and a half.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import time
+import importlib.metadata
+import os
+import platform
+import ssl
+import sys
 
-import psutil
+from gpu_runtime.model.source import resolve_model
+from tests.bench.front import single, tokenising
+from tests.bench.front.streams import Scenario, measure
 
-from blink_proto import arena
-from blink_proto.arena import Finish
-from tests.bench.client import Ask, Client
-from tests.bench.connection import Target
-from tests.bench.load import Load
-from tests.front_end import MODEL, front_end, make_device
-from tests.replay import Script
+STREAMS = 256
+SCENARIOS = (
+    Scenario("all tokens in one step", STREAMS, 50),
+    Scenario("all tokens in one step, chat", STREAMS, 50, chat=True),
+    Scenario("all tokens in one step, plain HTTP", STREAMS, 50, tls=False),
+    Scenario("tokens spread over the time", STREAMS, 50, phases=20),
+    Scenario("tokens spread over the time", STREAMS, 80, phases=12),
+    Scenario("more than it can take", STREAMS, 300, phases=4),
+)
+SIZES = (100, 1000, 8000)
+PARTS = ("streams", "single", "tokenise")
 
-TOKENS = 400
-SIZES = arena.Sizes(channels=1, submit_slots=512, cancel_slots=512, log_slots=16384, heap_tokens=1 << 16)
+
+def streams(seconds: float) -> None:
+    """Prints the rows of all scenarios."""
+    print(
+        f"\n| {STREAMS} streams over TLS | offered tokens/s | tokens/s | core | CPU/token | a write | delay P50 | P99 |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for one in SCENARIOS:
+        got = measure(one, seconds)
+        delays = f"{got.delay_p50:.1f} ms | {got.delay_p99:.1f} ms"
+        cpu = f"{100 * got.core_share:.0f} % | {got.cpu_per_token:.1f} µs | {got.tokens_per_event:.1f} tokens"
+        print(f"| {one.name} | {got.offered:,.0f} | {got.tokens_per_second:,.0f} | {cpu} | {delays} |", flush=True)
 
 
-async def stream(url: str, streams: int) -> tuple[int, float]:
-    """Tokens streamed and seconds, two requests on each stream."""
-    ask = Ask(MODEL, max_tokens=TOKENS, extra={"ignore_eos": True})
-    load = Load(Client(Target.from_url(url, insecure=True), ask), iter(lambda: "hi", None), 0)
-    begin = time.perf_counter()
-    await load.closed(streams, 600.0, 2 * streams)
-    seconds = time.perf_counter() - begin
-    assert all(record.ok for record in load.records), [record.error for record in load.records if not record.ok][:3]
-    return 2 * streams * TOKENS, seconds
+def one_token(seconds: float) -> None:
+    """Prints the rate of one-token completions."""
+    rate = single.measure(seconds)
+    print(f"\none-token completions over TLS, {single.CONNECTIONS} connections: {rate.per_second:,.0f} requests/s,")
+    print(f"{100 * rate.core_share:.0f} % of a core, {rate.cpu_per_request:.0f} µs of CPU each", flush=True)
+
+
+def tokenise() -> None:
+    """Prints how long prompts take."""
+    folder = resolve_model("smollm2-135m-instruct", lambda done, total, what: None, weights=False).path
+    took = tokenising.run(folder, SIZES)
+    print("\ntokenising, SmolLM2: " + ", ".join(f"{tokens:,} tokens {ms:.2f} ms" for tokens, ms in took.items()))
+
+
+def about() -> str:
+    """The machine and the versions."""
+    versions = " ".join(f"{name} {importlib.metadata.version(name)}" for name in ("uvicorn", "uvloop", "msgspec"))
+    cores = f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f}"
+    return f"{cores}; Python {platform.python_version()}, {versions}, {ssl.OPENSSL_VERSION}"
 
 
 def main() -> None:
-    """Prints tokens per second and the worker's CPU time per token."""
+    """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--rate", type=float, default=200.0, help="tokens/s of each stream")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each scenario")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between them")
     arguments = parser.parse_args()
-    device = make_device(sizes=SIZES, window=1024)
-    device.script = lambda submission: Script([40] * TOKENS, Finish.LENGTH, every=1 / arguments.rate)
-    flags = ("--workers", "1", "--no-access-log", "--queue-depth", "512")
-    with front_end(*flags, device=device) as running:
-        worker = psutil.Process(running.workers()[0])
-        before = sum(worker.cpu_times()[:2])
-        tokens, seconds = asyncio.run(stream(running.http, arguments.streams))
-        spent = sum(worker.cpu_times()[:2]) - before
-    print(f"offered {arguments.streams * arguments.rate:.0f} tokens/s: {tokens / seconds:.0f} tokens/s streamed,")
-    print(f"{1e6 * spent / tokens:.0f} µs of CPU a token, {100 * spent / seconds:.0f} % of a core")
+    parts = set(arguments.only.split(","))
+    if not parts <= set(PARTS):
+        sys.exit(f"--only takes {', '.join(PARTS)}")
+    print(about(), flush=True)
+    if "streams" in parts:
+        streams(arguments.seconds)
+    if "single" in parts:
+        one_token(arguments.seconds)
+    if "tokenise" in parts:
+        tokenise()
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 
+from tests.bench.front.asking import connect, request
 from tests.bench.front.text import DIGITS
 
 _TEXT = re.compile(rb'"(?:text|content)":"([0-9a-f]*)"')
@@ -35,14 +35,6 @@ class Job:
     tokens: int
     chat: bool
     result: str
-
-    def request(self) -> bytes:
-        prompt = {"messages": [{"role": "user", "content": "hi"}]} if self.chat else {"prompt": "hi"}
-        fields = {"model": "tiny", "max_tokens": self.tokens, "stream": True, "ignore_eos": True, **prompt}
-        body = json.dumps(fields).encode()
-        path = "chat/completions" if self.chat else "completions"
-        head = f"POST /v1/{path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 @dataclass
@@ -84,25 +76,13 @@ class Stream:
         return np.array(rows, np.int64)
 
 
-def connect(url: str) -> socket.socket:
-    """A connection that does not wait, over TLS where the URL says so."""
-    parts = urlsplit(url)
-    sock = socket.create_connection((parts.hostname or "", parts.port or 0))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if parts.scheme == "https":
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        sock = context.wrap_socket(sock, server_hostname=parts.hostname)
-    return sock
-
-
 def read(job: Job) -> np.ndarray:
     """All streams at once; rows as `Stream.arrivals` gives them."""
-    request = job.request()
+    asked = request(job.tokens, chat=job.chat, stream=True)
     streams = [Stream(connect(job.url)) for _ in range(job.streams)]
     selector = selectors.EpollSelector()
     for stream in streams:
-        stream.sock.sendall(request)
+        stream.sock.sendall(asked)
         stream.sock.setblocking(False)
         selector.register(stream.sock, selectors.EVENT_READ, stream)
     left = len(streams)

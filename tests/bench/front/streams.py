@@ -5,8 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ FLAGS = ("--workers", "1", "--no-access-log", "--queue-depth", "512")
 
 @dataclass(frozen=True)
 class Scenario:
-    """So many streams of `rate` tokens/s each for so many seconds.
+    """So many streams of `rate` tokens/s each.
 
     `phases`: 1 when all sequences get their token in the same step, else they are spread over a token's time.
     """
@@ -30,7 +29,6 @@ class Scenario:
     name: str
     streams: int
     rate: float
-    seconds: float
     phases: int = 1
     tls: bool = True
     chat: bool = False
@@ -50,39 +48,37 @@ class Measured:
     delay_max: float
 
 
-@dataclass
 class _Clock:
-    """The worker's CPU time and the wall's, from the moment when all streams are open."""
+    """The worker's CPU time from the moment when all streams are open."""
 
-    worker: psutil.Process | None = None
-    began: float = 0.0
-    spent: float = 0.0
-    seen: list[float] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.worker: psutil.Process | None = None
+        self._before = 0.0
 
     def start(self) -> None:
-        self.began, self.spent = time.monotonic(), self._cpu()
+        self._before = self._now()
 
-    def stop(self) -> tuple[float, float]:
-        return time.monotonic() - self.began, self._cpu() - self.spent
+    def spent(self) -> float:
+        return self._now() - self._before
 
-    def _cpu(self) -> float:
+    def _now(self) -> float:
         assert self.worker is not None
-        return sum(self.worker.cpu_times()[:2])
+        user, system, *_ = self.worker.cpu_times()
+        return float(user + system)
 
 
-def measure(scenario: Scenario) -> Measured:
-    """Runs a front end, its device and a client for one scenario."""
+def measure(scenario: Scenario, seconds: float) -> Measured:
+    """Runs a front end, its device and a client for one scenario, and lets it stream for so long."""
     clock = _Clock()
     device = PacedDevice(scenario.streams, scenario.rate, scenario.phases, clock.start)
     device.start()
-    tokens = int(scenario.rate * scenario.seconds)
+    tokens = int(scenario.rate * seconds)
     with tempfile.TemporaryDirectory() as folder, front_end(*FLAGS, device=device, files=text.files()) as running:
         clock.worker = psutil.Process(running.workers()[0])
         url = running.https if scenario.tls else running.http
         job = Job(url, scenario.streams, tokens, scenario.chat, str(Path(folder) / "arrivals.npy"))
         _client(job)
-        seconds, spent = clock.stop()
-        return _judge(scenario, device, np.load(job.result), seconds, spent)
+        return _judge(scenario, device, np.load(job.result), clock.spent())
 
 
 def _client(job: Job) -> None:
@@ -90,7 +86,7 @@ def _client(job: Job) -> None:
     subprocess.run(command, input=to_line(job), check=True, cwd=ROOT, timeout=120)
 
 
-def _judge(scenario: Scenario, device: PacedDevice, arrivals: np.ndarray, seconds: float, spent: float) -> Measured:
+def _judge(scenario: Scenario, device: PacedDevice, arrivals: np.ndarray, spent: float) -> Measured:
     stream, tick, came, last = arrivals.T
     delays = (came - np.array(device.stamps)[tick]) / 1e6
     if delays.min() < 0 or (np.diff(tick)[np.diff(stream) == 0] <= 0).any():
@@ -101,7 +97,7 @@ def _judge(scenario: Scenario, device: PacedDevice, arrivals: np.ndarray, second
         offered=scenario.streams * scenario.rate,
         tokens_per_second=len(arrivals) / wall,
         cpu_per_token=1e6 * spent / len(arrivals),
-        core_share=spent / seconds,
+        core_share=spent / wall,
         tokens_per_event=len(arrivals) / int(last.sum()),
         delay_p50=float(p50),
         delay_p99=float(p99),

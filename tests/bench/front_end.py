@@ -1,6 +1,6 @@
-"""What one worker of the front end does: `python -m tests.bench.front_end [--seconds 6] [--only streams,single,tokenise]`.
+"""What one worker of the front end does: `python -m tests.bench.front_end [--seconds 6] [--only streams,single]`.
 
-The real `blink-dpu` with one worker, over a device that writes tokens at a fixed rate and stamps them; its clients run on
+The real `blink-dpu` with one worker, over a device that writes tokens at a fixed rate and stamps them. Its clients run on
 the same machine and want a core of their own. Ends with tables, in about a minute and a half.
 """
 

@@ -1,7 +1,7 @@
 """What one worker of the front end does: `python -m tests.bench.front_end [--seconds 6] [--only streams,single]`.
 
-The real `blink-dpu` with one worker, over a device that writes tokens at a fixed rate and stamps them. Its clients run on
-the same machine and want a core of their own. Ends with tables, in about a minute and a half.
+The real `blink-dpu` with one worker, over a device that writes tokens at a fixed rate and stamps them. Its clients run
+on the same machine and want a core of their own. Ends with tables, in about a minute and a half.
 """
 
 from __future__ import annotations

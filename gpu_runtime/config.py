@@ -9,14 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blink_proto import arena
-from gpu_runtime.scheduler import image, layout
+from gpu_runtime.scheduler import layout
 
 BLOCK_TOKENS = 16
 INTAKE_TOKENS = 1 << 16
 """Prompt tokens that the scheduler copies in a step, about: beyond that a step waits for it."""
-SHARED_LIMIT = 218 << 10
-"""Shared memory that a step's state may take: a block of compute capability 9.0 has 227 KiB, 9 of them for the executor
-(asserted in chain.cu)."""
 
 
 class ConfigError(ValueError):
@@ -81,19 +78,7 @@ def make_config(device: str, **choices: Any) -> RuntimeConfig:
         raise ConfigError("the soft GPU computes in float32, with a model's own weights")
     budget = max(made.token_budget, made.max_running)
     made = replace(made, token_budget=budget, max_sequences=max(made.max_sequences, made.max_running))
-    if device == "cuda":
-        _check_shared_memory(made)
     return made
-
-
-def _check_shared_memory(config: RuntimeConfig) -> None:
-    """What the scheduler keeps there depends on sequences and channels alone, not on the model."""
-    needed = image.measure(scheduler_config(config, ModelLimits(1, config.max_model_tokens or BLOCK_TOKENS, ()))).shared
-    if needed > SHARED_LIMIT:
-        raise ConfigError(
-            f"{config.max_sequences} sequences need {needed / 1024:.0f} KiB of shared memory, a step on a CUDA device "
-            f"has {SHARED_LIMIT / 1024:.0f}; lower --max-sequences"
-        )
 
 
 @dataclass(frozen=True)

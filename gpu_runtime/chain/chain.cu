@@ -1,22 +1,20 @@
 // The chain's own kernels. A step graph is: begin ‖ layers ‖ pull, then the tail; the idle graph: begin, poll, pull,
 // tail. The tail is the scheduler; it launches the next graph from the device.
 #include "chain/relay.cuh"
-#include "scheduler/hot_state.cuh"
+#include "scheduler/block_exec.cuh"
 #include "scheduler/poll.h"
-#include "scheduler/prefetch.cuh"
+#include "scheduler/rehearsal.cuh"
 #include "scheduler/step.h"
 
 namespace {
 
-using blink::ColdArrays;
 using blink::State;
 using blink::layout::ChainBoard;
 using blink::layout::Command;
 using blink::layout::StepHeader;
 using blink::layout::StepStamp;
 
-// A block of compute capability 9.0 has 227 KiB; config.py's SHARED_LIMIT leaves this much for what is not the state's.
-static_assert(sizeof(blink::BlockScratch) + 64 <= (227 - 218) * 1024);
+__device__ uint4 sink_memory[(sizeof(blink::Sink) + sizeof(uint4) - 1) / sizeof(uint4)];
 
 __device__ uint64_t now_ns() {
   uint64_t now;
@@ -41,12 +39,23 @@ __device__ uint64_t next_graph(const State& state, const ChainBoard& board, cons
   return decodes_only && board.decode_graphs[b] != 0 ? board.decode_graphs[b] : board.mixed_graphs[b];
 }
 
-// Starts the graph when this one has ended. A failure ends the chain; the host, which waits for that, finds the reason.
-__device__ void launch_next(const State& state, ChainBoard& board, const StepHeader& header) {
-  if (board.launches_itself == 0) return;
-  const auto graph = reinterpret_cast<cudaGraphExec_t>(next_graph(state, board, header));
-  const cudaError_t status = cudaGraphLaunch(graph, cudaStreamGraphTailLaunch);
-  if (status != cudaSuccess) board.launch_error = static_cast<uint64_t>(status);
+// Starts the graph when this one has ended; 0, or what went wrong, which ends the chain. Built without the device
+// runtime, the host launches each step instead.
+__device__ uint32_t launch(uint64_t graph) {
+#ifdef __CUDACC_RDC__
+  return cudaGraphLaunch(reinterpret_cast<cudaGraphExec_t>(graph), cudaStreamGraphTailLaunch);
+#else
+  return 0;
+#endif
+}
+
+// Copies what was foreseen. The whole block.
+__device__ void load_foreseen(const State& state, blink::Foreseen& own) {
+  __syncthreads();  // after the rehearsal
+  const auto* from = reinterpret_cast<const uint4*>(state.foreseen);
+  const auto pieces = static_cast<uint32_t>(blink::foreseen_bytes(*state.foreseen) / sizeof(uint4));
+  for (uint32_t i = threadIdx.x; i < pieces; i += blockDim.x) reinterpret_cast<uint4*>(&own)[i] = from[i];
+  __syncthreads();
 }
 
 // Tells local front ends what the scheduler has published. The whole block.
@@ -66,10 +75,11 @@ __device__ void push(const State& state, ChainBoard& board) {
 // First node of every graph, beside the layers: notes the time and, for an arena in host memory, tells the front ends
 // what the last run of the scheduler published. 256 threads.
 extern "C" __global__ void __launch_bounds__(256) blink_begin(const State* state, ChainBoard* board) {
+  const uint64_t begin = now_ns();
   const StepHeader& header = state->header;
   if (threadIdx.x == 0 && header.tokens != 0) {
     StepStamp* stamp = stamp_of(*board, header.step);
-    *stamp = StepStamp{header.step, now_ns(), 0, 0, header.tokens, header.decode_works, header.bucket, 0};
+    *stamp = StepStamp{header.step, begin, 0, 0, header.tokens, header.decode_works, header.bucket, 0};
   }
   push(*state, *board);
 }
@@ -91,51 +101,55 @@ extern "C" __global__ void blink_poll(const State* state, ChainBoard* board) {
   }
 }
 
-// Last node of every graph: the scheduler. 320 threads: 256 rows, channels on a warp in front of them, and a warp for
-// what one thread does meanwhile; shared memory: hot_bytes(). Launched with programmatic dependent launch: it starts
-// when sampling does, and rehearses meanwhile. Sampling itself does not start before everything in front of it has
-// ended, so that what the scheduler reads early is no longer written by anybody.
-extern "C" __global__ void __launch_bounds__(320)
-    blink_tail(ColdArrays cold, ChainBoard* board, ColdArrays rehearsal_cold) {
+// Behind the pull, beside the head: what the scheduler can work out before the tokens are sampled. 320 threads.
+extern "C" __global__ void __launch_bounds__(320) blink_foresee(State* state) {
   __shared__ blink::BlockScratch scratch;
+  blink::foresee(blink::BlockExec{&scratch}, *state, now_ns());
+}
+
+// Last node of every graph: the scheduler. 320 threads: 256 rows, and channels on warps of their own in front of them.
+// Launched with programmatic dependent launch: it starts when sampling does, and rehearses meanwhile. Sampling itself
+// does not start before everything in front of it has ended, so that what is read early is no longer written by
+// anybody.
+extern "C" __global__ void __launch_bounds__(320) blink_tail(State* state, ChainBoard* board) {
+  __shared__ blink::BlockScratch scratch;
+  __shared__ blink::Foreseen foreseen;
   __shared__ uint64_t begin;
   __shared__ uint64_t command;
-  extern __shared__ uint4 shared[];
-  auto* hot_memory = reinterpret_cast<uint8_t*>(shared);
   const blink::BlockExec exec{&scratch};
-  const StepHeader& header = cold.state->header;
-  blink::touch_steady(*cold.state);
-  const blink::HotState rehearsal(rehearsal_cold, hot_memory);
-  if (threadIdx.x == 0) command = static_cast<uint64_t>(Command::RUN);
-  State* state = &rehearsal.state();
-  uint64_t ended_step = 0;
+  const uint64_t ended_step = state->header.tokens != 0 ? state->header.step : 0;
+  uint64_t graph = 0;
   bool steady = false;
-  // One text for both, since it is the text that has to be fetched.
+  uint32_t failure = 0;
+  // One text for the rehearsal and for what counts, since it is the text that has to be fetched.
 #pragma unroll 1
   for (uint32_t real = 0; real < 2; ++real) {
-    if (real != 0) {
+    failure = 0;
+    if (real == 0) {
+      exec.leader([&] { blink::foresee_rehearsal(foreseen, *reinterpret_cast<blink::Sink*>(sink_memory)); });
+    } else {
+      load_foreseen(*state, foreseen);
+      if (foreseen.possible) graph = next_graph(*state, *board, state->header);
       asm volatile("griddepcontrol.wait;" ::: "memory");  // for the sampled tokens
-      state = cold.state;
-      ended_step = header.tokens != 0 ? header.step : 0;
-      // Relaxed: an acquire would empty the first-level cache.
-      if (threadIdx.x == 0) command = blink::load_relaxed(&board->command);
+      if (threadIdx.x == 0) begin = now_ns();
     }
-    if (threadIdx.x == 0) begin = now_ns();
-    __syncthreads();
-    const auto launch = [&](const StepHeader& next) {
-      if (real != 0) launch_next(*cold.state, *board, next);
+    const auto runs = [&] {
+      command = blink::load_relaxed(&board->command);
+      return real == 0 || command == static_cast<uint64_t>(Command::RUN);
     };
-    steady = blink::steady_step(exec, *state, begin, static_cast<Command>(command), launch);
-    __syncthreads();
+    // Graph 0 is refused: the device runtime's part of the rehearsal.
+    steady = blink::settle(exec, foreseen, runs, [&] { failure = launch(graph); });
   }
   if (!steady) {
-    const auto launch = [&](const StepHeader& next) { launch_next(*cold.state, *board, next); };
-    blink::full_device_step(exec, cold, hot_memory, begin, static_cast<Command>(command), launch);
+    blink::full_step(exec, *state, begin, static_cast<Command>(command),
+                     [&](const StepHeader& next) { failure = launch(next_graph(*state, *board, next)); });
   }
-  if (header.stopped != 0 || board->launch_error != 0) push(*cold.state, *board);  // no graph follows that would
+  if (failure != 0) board->launch_error = failure;
+  const bool last = __syncthreads_or(failure != 0) || (!steady && state->header.stopped != 0);
+  if (last) push(*state, *board);  // no graph follows that would
   if (threadIdx.x != 0) return;
   board->command_seen = command;
-  if (ended_step != 0 || header.tokens != 0) board->idle_since_ns = begin;
+  if (ended_step != 0 || (!steady && state->header.tokens != 0)) board->idle_since_ns = begin;
   if (ended_step != 0) {
     StepStamp* stamp = stamp_of(*board, ended_step);
     stamp->tail_begin_ns = begin;

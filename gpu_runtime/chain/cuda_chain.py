@@ -66,8 +66,8 @@ class CudaChain:
         self._arena = DeviceArena(shared)
         self._scheduler = DeviceScheduler(self._config, self._arena.inbound.address, self._arena.outbound.address)
         self._board = Board()
-        self._kernels = ChainKernels(self._scheduler, self._board)
-        self._fill_board(launches_itself)
+        self._kernels = ChainKernels(self._scheduler, self._board, launches_itself)
+        self._fill_board()
         self._graphs: list[StepGraph] = []
         self.graph_bytes = 0
         """Device memory that capturing the graphs took."""
@@ -128,6 +128,7 @@ class CudaChain:
             if int(header["tokens"]) == 0:
                 self._kernels.begin()
                 self._kernels.pull()
+                self._kernels.foresee()
                 self._kernels.tail()
             else:
                 self._step.step(int(header["bucket"]), int(header["tokens"]) == int(header["decode_works"]))
@@ -147,10 +148,9 @@ class CudaChain:
         for part in (self._scheduler, self._board, self._arena):
             part.free()
 
-    def _fill_board(self, launches_itself: bool) -> None:
+    def _fill_board(self) -> None:
         board = self._board
         board.set("longest_poll_ns", LONGEST_POLL_NS)
-        board.set("launches_itself", int(launches_itself))
         board.set("host_inbound", self._arena.host_inbound.address)
         board.set("host_outbound", self._arena.host_outbound.address)
 

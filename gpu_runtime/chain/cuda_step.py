@@ -35,7 +35,7 @@ class CudaStep:
     def step(self, tokens: int, decode_only: bool) -> None:
         """A step of a bucket of so many tokens, up to and including the scheduler."""
         self._beside(self._kernels.begin)
-        logits = self._logits(tokens, decode_only, self._pull_beside_the_head)
+        logits = self._logits(tokens, decode_only, lambda: self._beside(self._look_ahead))
         torch.cuda.current_stream().wait_stream(self._side)
         self._sample(logits, len(logits))
         self._kernels.tail()
@@ -44,7 +44,7 @@ class CudaStep:
         """What runs while there is nothing to compute."""
         self._kernels.begin()
         self._kernels.poll()
-        self._kernels.pull()
+        self._look_ahead()
         self._kernels.tail()
 
     def warm_up(self, tokens: int, decode_only: bool) -> None:
@@ -55,9 +55,10 @@ class CudaStep:
     def _logits(self, tokens: int, decode_only: bool, before_head: Callable[[], None]) -> torch.Tensor:
         return self._model.forward(tokens, decode_only, _WithHook(self._projections(tokens), before_head))
 
-    def _pull_beside_the_head(self) -> None:
+    def _look_ahead(self) -> None:
         """Late in the step, so that it sees what has come during the layers, and off the way to the sampled token."""
-        self._beside(self._kernels.pull)
+        self._kernels.pull()
+        self._kernels.foresee()
 
     def _beside(self, launch: Callable[[], None]) -> None:
         """On the side stream, from here on."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,12 +45,6 @@ class DeviceScheduler:
         self._memory = DeviceMemory(sizes.total)
         made = image.make(config, self._memory.address, inbound, outbound)
         self._memory.write(0, made.content)
-        self.cold = (ctypes.c_uint8 * len(made.cold)).from_buffer_copy(made.cold)
-        self.shared_bytes = sizes.shared
-        self._rehearsal = DeviceMemory(image.rehearsal_bytes())
-        rehearsal = image.make_rehearsal(self._rehearsal.address)
-        self._rehearsal.write(0, rehearsal.content)
-        self.rehearsal_cold = (ctypes.c_uint8 * len(rehearsal.cold)).from_buffer_copy(rehearsal.cold)
         self.state_address = self._memory.address
         self.plan = self._views(config, made.addresses)
         self._header_at = made.addresses["header"] - self._memory.address
@@ -65,7 +57,6 @@ class DeviceScheduler:
     def free(self) -> None:
         """Gives the memory back; never while the chain runs."""
         self._memory.free()
-        self._rehearsal.free()
 
     def _views(self, config: NDArray[np.void], addresses: dict[str, int]) -> DevicePlan:
         running, tokens = int(config["max_running"]), int(config["buckets"][int(config["bucket_count"]) - 1])

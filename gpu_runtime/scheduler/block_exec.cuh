@@ -28,7 +28,7 @@ struct BlockExec {
 
   template <class P, class Q>
   __device__ bool all(uint32_t n, P p, uint32_t m, Q q) const {
-    const uint32_t first = (m + kWarp - 1) / kWarp * kWarp;  // the two on warps of their own
+    const uint32_t first = warps_of(m);
     bool holds = true;
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < first + n; i += blockDim.x) {
@@ -37,21 +37,24 @@ struct BlockExec {
     return __syncthreads_and(holds) != 0;
   }
 
-  template <class F, class G>
-  __device__ void each_and(uint32_t n, F f, G g) const {
+  template <class F, class G, class H, class Last>
+  __device__ void beside(uint32_t n, F f, uint32_t m, G g, H h, Last last) const {
+    const uint32_t first = warps_of(m);
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) f(i);
-    if (is_last()) g();
+    for (uint32_t i = threadIdx.x; i < first + n; i += blockDim.x) {
+      if (i >= first) {
+        f(i - first);
+      } else if (i < m) {
+        g(i);
+      }
+    }
+    if (threadIdx.x == 0) h();
+    if (threadIdx.x == blockDim.x - 1) last();  // the thread that has the least else to do
     __syncthreads();
   }
 
   template <class Value, class Use>
   __device__ uint64_t scan(uint32_t n, Value value, Use use) const {
-    return scan_and(n, value, use, [] {});
-  }
-
-  template <class Value, class Use, class G>
-  __device__ uint64_t scan_and(uint32_t n, Value value, Use use, G g) const {
     uint64_t carry = 0;
 #pragma unroll 1
     for (uint32_t base = 0; base < n; base += blockDim.x) {
@@ -60,14 +63,10 @@ struct BlockExec {
       const uint64_t inclusive = inclusive_sum(own);
       const uint64_t sum = scratch->warp_sums[blockDim.x / kWarp - 1];
       if (i < n) use(i, carry + inclusive - own);
-      if (base == 0 && is_last()) g();
       carry += sum;
       __syncthreads();
     }
-    if (n == 0) {
-      if (is_last()) g();
-      __syncthreads();  // orders the reads of n itself
-    }
+    if (n == 0) __syncthreads();  // orders the reads of n itself
     return carry;
   }
 
@@ -118,8 +117,8 @@ struct BlockExec {
   }
 
  private:
-  // The thread that has the least to do.
-  __device__ static bool is_last() { return threadIdx.x == blockDim.x - 1; }
+  // Threads of the warps in front, which so many items have to themselves.
+  __device__ static uint32_t warps_of(uint32_t items) { return (items + kWarp - 1) / kWarp * kWarp; }
 
   // Inclusive sum over the block's threads; leaves the running sums of the warps in the scratch.
   __device__ __noinline__ uint64_t inclusive_sum(uint64_t own) const {

@@ -9,7 +9,6 @@
 #include "scheduler/audit.h"
 #include "scheduler/block_exec.cuh"
 #include "scheduler/host.h"
-#include "scheduler/hot_state.cuh"
 #include "scheduler/poll.h"
 #include "scheduler/setup.h"
 #include "scheduler/step.h"
@@ -23,12 +22,9 @@ namespace {
 
 constexpr uint32_t kThreads = 320;
 
-__global__ void __launch_bounds__(kThreads) step_kernel(blink::ColdArrays cold, uint64_t now_ns, uint32_t command) {
+__global__ void __launch_bounds__(kThreads) step_kernel(State* state, uint64_t now_ns, uint32_t command) {
   __shared__ blink::BlockScratch scratch;
-  extern __shared__ uint4 shared[];
-  const auto launch = [](const blink::layout::StepHeader&) {};
-  blink::device_step(blink::BlockExec{&scratch}, cold, reinterpret_cast<uint8_t*>(shared), now_ns,
-                     static_cast<blink::layout::Command>(command), launch);
+  blink::step(blink::BlockExec{&scratch}, *state, now_ns, static_cast<blink::layout::Command>(command));
 }
 
 bool ok(cudaError_t status) { return status == cudaSuccess; }
@@ -43,8 +39,6 @@ struct blink_scheduler {
   size_t inbound_bytes = 0, outbound_bytes = 0;
   uint8_t *device_inbound = nullptr, *device_outbound = nullptr, *device_arrays = nullptr;
   State* device_state = nullptr;
-  blink::ColdArrays cold{};
-  uint32_t shared_bytes = 0;
   State mirror{};
   std::vector<uint8_t> copy;
   cudaEvent_t begin = nullptr, end = nullptr;
@@ -99,13 +93,6 @@ bool build(blink_scheduler& scheduler) {
   state.inbound = scheduler.device_inbound;
   state.outbound = scheduler.device_outbound;
   if (!ok(cudaMemcpy(scheduler.device_state, &state, sizeof(State), cudaMemcpyHostToDevice))) return false;
-  scheduler.cold = {
-      scheduler.device_state,         state.sequences,          state.channels, state.order, state.free_slots,
-      scheduler.config.max_sequences, scheduler.config.channels};
-  scheduler.shared_bytes = blink::hot_bytes(scheduler.config.max_sequences, scheduler.config.channels);
-  if (!ok(cudaFuncSetAttribute(step_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(scheduler.shared_bytes))))
-    return false;
   return copy_back(scheduler);
 }
 
@@ -178,7 +165,7 @@ BLINK_EXPORT void blink_scheduler_step(blink_scheduler* scheduler, uint64_t now_
       ok(cudaMemcpy(logprobs, in_copy(*scheduler, logprobs), mirror.header.rows * sizeof(*logprobs),
                     cudaMemcpyHostToDevice));
   cudaEventRecord(scheduler->begin);
-  step_kernel<<<1, kThreads, scheduler->shared_bytes>>>(scheduler->cold, now_ns, command);
+  step_kernel<<<1, kThreads>>>(scheduler->device_state, now_ns, command);
   cudaEventRecord(scheduler->end);
   const bool ran = sent && ok(cudaGetLastError()) && ok(cudaDeviceSynchronize()) && copy_back(*scheduler);
   cudaEventElapsedTime(&scheduler->last_step_ms, scheduler->begin, scheduler->end);

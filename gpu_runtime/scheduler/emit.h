@@ -26,11 +26,16 @@ BLINK_FN void allocate_blocks(const Exec& exec, State& state) {
 
 BLINK_FN bool samples(const Sequence& sequence) { return sequence.computed + sequence.query == sequence.length; }
 
+// RowFlag bits of the row that samples a sequence's token after `length` of them.
+BLINK_FN uint32_t row_flags(const Sequence& sequence, uint32_t length) {
+  const bool mask = length - sequence.prompt_tokens < sequence.min_tokens;
+  return (sequence.extras ? static_cast<uint32_t>(layout::RowFlag::EXTRAS) : 0) |
+         (mask ? static_cast<uint32_t>(layout::RowFlag::MASK_STOPS) : 0);
+}
+
 BLINK_FN void write_row(State& state, uint32_t slot, uint32_t row, uint32_t token_index) {
   const Sequence& sequence = state.sequences[slot];
-  const bool mask = sequence.length - sequence.prompt_tokens < sequence.min_tokens;
-  const uint32_t flags = (sequence.extras ? static_cast<uint32_t>(layout::RowFlag::EXTRAS) : 0) |
-                         (mask ? static_cast<uint32_t>(layout::RowFlag::MASK_STOPS) : 0);
+  const uint32_t flags = row_flags(sequence, sequence.length);
   state.rows[row] =
       layout::SampleRow{token_index,    slot,          sequence.length, sequence.top_k,   sequence.temperature,
                         sequence.top_p, sequence.seed, flags,           sequence.logprobs};
@@ -126,14 +131,19 @@ BLINK_FN void write_tiles(const Exec& exec, State& state) {
   });
 }
 
+// Position and KV slot of a step's token. `blocks`: the sequence's row of the block table.
+BLINK_FN void write_place(State& state, uint32_t at, uint32_t position, const int32_t* blocks) {
+  const auto block = static_cast<uint32_t>(blocks[position / state.config.block_tokens]);
+  state.positions[at] = static_cast<int32_t>(position);
+  state.kv_slots[at] = static_cast<int32_t>(block * state.config.block_tokens + position % state.config.block_tokens);
+}
+
 // Token, position and KV slot of the k-th query token of a work.
 BLINK_FN void write_token(State& state, const layout::Work& work, uint32_t k) {
   const uint32_t position = work.context_tokens - work.query_tokens + k;
-  const uint32_t block = static_cast<uint32_t>(blocks_of(state, work.slot)[position / state.config.block_tokens]);
   const uint32_t at = work.query_start + k;
   state.token_ids[at] = static_cast<int32_t>(history_of(state, work.slot)[position]);
-  state.positions[at] = static_cast<int32_t>(position);
-  state.kv_slots[at] = static_cast<int32_t>(block * state.config.block_tokens + position % state.config.block_tokens);
+  write_place(state, at, position, blocks_of(state, work.slot));
 }
 
 template <class Exec>

@@ -37,11 +37,14 @@ struct HostExec {
     return true;
   }
 
-  // each(n, f), and g() on one thread that has nothing else to do.
-  template <class F, class G>
-  void each_and(uint32_t n, F f, G g) const {
+  // f(i) for every i below n beside g(k) for every k below m, h() on one thread and last() on another one, in any
+  // order.
+  template <class F, class G, class H, class Last>
+  void beside(uint32_t n, F f, uint32_t m, G g, H h, Last last) const {
     each(n, f);
-    g();
+    each(m, g);
+    h();
+    last();
   }
 
   // use(i, sum of value(j) for j < i) for every i below n; returns the sum over all. `value` must not depend on what
@@ -54,14 +57,6 @@ struct HostExec {
       use(i, sum);
       sum += own;
     }
-    return sum;
-  }
-
-  // scan(n, value, use), and g() on one thread while `use` runs on others.
-  template <class Value, class Use, class G>
-  uint64_t scan_and(uint32_t n, Value value, Use use, G g) const {
-    const uint64_t sum = scan(n, value, use);
-    g();
     return sum;
   }
 

@@ -2,12 +2,10 @@
 
 #include <cstring>
 
-#include "scheduler/cold_arrays.h"
 #include "scheduler/setup.h"
 
 #define BLINK_EXPORT __attribute__((visibility("default")))
 
-using blink::ColdArrays;
 using blink::State;
 using blink::layout::SchedulerConfig;
 
@@ -36,11 +34,10 @@ BLINK_EXPORT void blink_image_measure(const SchedulerConfig* config, blink_image
   // The block table and the history are zero at first.
   blink::carve(state, device_pointer(kArraysAt));
   sizes->image_bytes = reinterpret_cast<uintptr_t>(state.block_table);
-  sizes->shared_bytes = blink::hot_bytes(config->max_sequences, config->channels);
 }
 
 BLINK_EXPORT const char* blink_image_make(const SchedulerConfig* config, uint64_t base, uint64_t inbound,
-                                          uint64_t outbound, uint8_t* image, blink_image_view* view) {
+                                          uint64_t outbound, uint8_t* image, blink_plan_view* view) {
   if (const char* wrong = blink::check_config(*config)) return wrong;
   State state = blank_state(*config);
   blink_image_sizes sizes;
@@ -53,17 +50,13 @@ BLINK_EXPORT const char* blink_image_make(const SchedulerConfig* config, uint64_
   state.outbound = device_pointer(outbound);
   std::memcpy(image, &state, sizeof(State));
   auto* on_device = reinterpret_cast<State*>(device_pointer(base));
-  view->plan = {&on_device->header, state.works,
-                state.rows,         state.token_ids,
-                state.positions,    state.kv_slots,
-                state.block_table,  const_cast<int32_t*>(state.sampled),
-                state.decode_tiles, state.chunk_tiles,
-                state.history,      state.extras,
-                state.bias,         const_cast<blink::layout::RowLogprobs*>(state.sampled_logprobs)};
-  const ColdArrays cold{on_device,        state.sequences,       state.channels,  state.order,
-                        state.free_slots, config->max_sequences, config->channels};
-  static_assert(sizeof(cold) == sizeof(view->cold));
-  std::memcpy(view->cold, &cold, sizeof(cold));
+  *view = {&on_device->header, state.works,
+           state.rows,         state.token_ids,
+           state.positions,    state.kv_slots,
+           state.block_table,  const_cast<int32_t*>(state.sampled),
+           state.decode_tiles, state.chunk_tiles,
+           state.history,      state.extras,
+           state.bias,         const_cast<blink::layout::RowLogprobs*>(state.sampled_logprobs)};
   return nullptr;
 }
 

@@ -13,7 +13,7 @@
 namespace blink::layout {
 
 inline constexpr uint32_t kVersion = 1;
-inline constexpr uint64_t kLayoutHash = 0x4A69C428A0A977FCull;
+inline constexpr uint64_t kLayoutHash = 0x13A421B04DD21BABull;
 inline constexpr uint32_t MAX_EOS_TOKENS = 0x10u;  // stop tokens a model may have
 inline constexpr uint32_t MAX_BUCKETS = 0x40u;  // sizes of step graphs at most
 inline constexpr uint32_t MAX_CANCELS_PER_STEP = 0x20u;  // cancel records taken in one step at most, over all channels
@@ -283,14 +283,13 @@ struct alignas(8) ChainBoard {
   uint64_t longest_poll_ns;  // after that long without news the scheduler runs all the same: leases end, the heartbeat grows
   uint64_t idle_since_ns;  // when there was last something to do
   uint64_t launch_error;  // status of the launch that failed, after which the chain has ended; 0: none
-  uint64_t launches_itself;  // 1: the scheduler launches the next graph; 0: the host does (tests)
   uint64_t idle_graph;  // executable graph that polls
   uint64_t decode_graphs[64];  // executable graphs for steps of decodes only, by bucket; 0: none
   uint64_t mixed_graphs[64];  // executable graphs for any step, by bucket
   uint64_t pushed[64];  // by channel: position up to which the token log was copied to host memory
   uint64_t bell_polled;  // value of the bell with which the idle poll goes on waiting: that of the last pull, or another one when there may be more to take over
   uint64_t pulled_ns;  // when the last pull looked beyond the bell
-  uint8_t pad0[600];  // zero
+  uint8_t pad0[608];  // zero
 };
 static_assert(sizeof(ChainBoard) == 2240);
 #ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
@@ -303,14 +302,13 @@ static_assert(offsetof(ChainBoard, stamps) == 40);
 static_assert(offsetof(ChainBoard, longest_poll_ns) == 48);
 static_assert(offsetof(ChainBoard, idle_since_ns) == 56);
 static_assert(offsetof(ChainBoard, launch_error) == 64);
-static_assert(offsetof(ChainBoard, launches_itself) == 72);
-static_assert(offsetof(ChainBoard, idle_graph) == 80);
-static_assert(offsetof(ChainBoard, decode_graphs) == 88);
-static_assert(offsetof(ChainBoard, mixed_graphs) == 600);
-static_assert(offsetof(ChainBoard, pushed) == 1112);
-static_assert(offsetof(ChainBoard, bell_polled) == 1624);
-static_assert(offsetof(ChainBoard, pulled_ns) == 1632);
-static_assert(offsetof(ChainBoard, pad0) == 1640);
+static_assert(offsetof(ChainBoard, idle_graph) == 72);
+static_assert(offsetof(ChainBoard, decode_graphs) == 80);
+static_assert(offsetof(ChainBoard, mixed_graphs) == 592);
+static_assert(offsetof(ChainBoard, pushed) == 1104);
+static_assert(offsetof(ChainBoard, bell_polled) == 1616);
+static_assert(offsetof(ChainBoard, pulled_ns) == 1624);
+static_assert(offsetof(ChainBoard, pad0) == 1632);
 #endif
 
 }  // namespace blink::layout

@@ -8,7 +8,7 @@ from enum import IntEnum, IntFlag
 import numpy as np
 
 VERSION = 1
-LAYOUT_HASH = 0x4A69C428A0A977FC
+LAYOUT_HASH = 0x13A421B04DD21BAB
 
 MAX_EOS_TOKENS = 0x10
 """stop tokens a model may have"""
@@ -243,18 +243,17 @@ ChainBoard = np.dtype(
         ("longest_poll_ns", "<u8"),  # after that long without news the scheduler runs all the same: leases end, the heartbeat grows
         ("idle_since_ns", "<u8"),  # when there was last something to do
         ("launch_error", "<u8"),  # status of the launch that failed, after which the chain has ended; 0: none
-        ("launches_itself", "<u8"),  # 1: the scheduler launches the next graph; 0: the host does (tests)
         ("idle_graph", "<u8"),  # executable graph that polls
         ("decode_graphs", "<u8", (64,)),  # executable graphs for steps of decodes only, by bucket; 0: none
         ("mixed_graphs", "<u8", (64,)),  # executable graphs for any step, by bucket
         ("pushed", "<u8", (64,)),  # by channel: position up to which the token log was copied to host memory
         ("bell_polled", "<u8"),  # value of the bell with which the idle poll goes on waiting: that of the last pull, or another one when there may be more to take over
         ("pulled_ns", "<u8"),  # when the last pull looked beyond the bell
-        ("pad0", "u1", (600,)),  # zero
+        ("pad0", "u1", (608,)),  # zero
     ]
 )
 """what the chain's kernels know beside the scheduler's state; in device memory"""
 assert ChainBoard.itemsize == 2240
-CHAIN_BOARD_OFFSETS = {"command": 0, "command_seen": 8, "bell_seen": 16, "host_inbound": 24, "host_outbound": 32, "stamps": 40, "longest_poll_ns": 48, "idle_since_ns": 56, "launch_error": 64, "launches_itself": 72, "idle_graph": 80, "decode_graphs": 88, "mixed_graphs": 600, "pushed": 1112, "bell_polled": 1624, "pulled_ns": 1632, "pad0": 1640}
+CHAIN_BOARD_OFFSETS = {"command": 0, "command_seen": 8, "bell_seen": 16, "host_inbound": 24, "host_outbound": 32, "stamps": 40, "longest_poll_ns": 48, "idle_since_ns": 56, "launch_error": 64, "idle_graph": 72, "decode_graphs": 80, "mixed_graphs": 592, "pushed": 1104, "bell_polled": 1616, "pulled_ns": 1624, "pad0": 1632}
 assert ChainBoard.fields is not None
 assert {name: field[1] for name, field in ChainBoard.fields.items()} == CHAIN_BOARD_OFFSETS

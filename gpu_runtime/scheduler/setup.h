@@ -1,6 +1,6 @@
 // Before the first step: checks a configuration and lays out the state in one piece of memory. On the host.
 #pragma once
-#include "scheduler/state.h"
+#include "scheduler/foreseen.h"
 
 namespace blink {
 
@@ -99,6 +99,7 @@ inline uint64_t carve(State& state, uint8_t* memory) {
   carver.take(sampled_logprobs, config.max_running);
   state.sampled_logprobs = sampled_logprobs;
   carver.take(state.log_at, config.max_running);
+  carver.take(state.foreseen, 1);
   carver.take(state.extras, sequences);
   carver.take(state.block_table, sequences * config.blocks_per_sequence);
   carver.take(state.bias, sequences * arena::MAX_BIAS);

@@ -81,6 +81,8 @@ struct Counters {
   uint64_t log_stalls;
 };
 
+struct Foreseen;
+
 // All arrays are sized by the configuration and lie behind the State itself, in one piece of memory.
 struct alignas(16) State {
   layout::SchedulerConfig config;
@@ -99,6 +101,7 @@ struct alignas(16) State {
   uint32_t* counts;       // [channels] scratch
   uint32_t* row_ranks;    // [max_running] place of each planned row's record in its channel's log, for a steady step
   uint32_t* row_counts;   // [channels] records of each channel's planned rows, for a steady step
+  Foreseen* foreseen;     // [1] what is known of the next step before the tokens are (foreseen.h)
   uint64_t* log_at;       // [max_running] position of a row's record in its token log, when rows want log-probabilities
   Cancel cancels[layout::MAX_CANCELS_PER_STEP];
   uint32_t cancel_count;

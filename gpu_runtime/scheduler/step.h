@@ -46,8 +46,10 @@ BLINK_FN void full_step(const Exec& exec, State& state, uint64_t now_ns, layout:
 // A whole step, the short way where that leads to the same.
 template <class Exec>
 BLINK_FN void step(const Exec& exec, State& state, uint64_t now_ns, layout::Command command) {
-  const auto launch = [](const layout::StepHeader&) {};
-  if (!steady_step(exec, state, now_ns, command, launch)) full_step(exec, state, now_ns, command, launch);
+  foresee(exec, state, now_ns);
+  const auto runs = [&] { return command == layout::Command::RUN; };
+  if (settle(exec, *state.foreseen, runs, [] {})) return;
+  full_step(exec, state, now_ns, command, [](const layout::StepHeader&) {});
 }
 
 }  // namespace blink

@@ -36,21 +36,32 @@ BLINK_FN uint64_t lap_of(const State& state, uint64_t at) {
   return 1 + rounds_before(at, state.config.log_slots) % 65535;
 }
 
+// Where the record at a position of the log lies.
+BLINK_FN arena::TokenRecord* record_at(const State& state, uint32_t channel, uint64_t at) {
+  auto* log = outbound_part<arena::TokenRecord>(state, channel, state.outbound_layout.channel_log_offset);
+  return log + (at & (state.config.log_slots - 1));
+}
+
+BLINK_FN uint64_t head_of(const State& state, uint64_t at, const Record& record) {
+  return arena::TokenHead{lap_of(state, at), static_cast<uint64_t>(record.kind), static_cast<uint64_t>(record.finish),
+                          record.position}
+      .pack();
+}
+
+BLINK_FN uint64_t body_of(const State& state, uint64_t at, const Record& record) {
+  return arena::TokenBody{lap_of(state, at), static_cast<uint64_t>(record.error), record.token}.pack();
+}
+
 // Each word carries the lap, so that a reader needs no order between the two.
 BLINK_FN void write_words(const State& state, uint32_t channel, uint64_t at, uint64_t head, uint64_t body) {
-  auto* log = outbound_part<arena::TokenRecord>(state, channel, state.outbound_layout.channel_log_offset);
-  arena::TokenRecord* to = log + (at & (state.config.log_slots - 1));
+  arena::TokenRecord* to = record_at(state, channel, at);
   store_relaxed(&to->body, body);
   store_relaxed(&to->head, head);
 }
 
 // Writes a record at a position of the log. The caller moves log_next.
 BLINK_FN void write_record(const State& state, uint32_t channel, uint64_t at, const Record& record) {
-  const uint64_t lap = lap_of(state, at);
-  const arena::TokenHead head{lap, static_cast<uint64_t>(record.kind), static_cast<uint64_t>(record.finish),
-                              record.position};
-  const arena::TokenBody body{lap, static_cast<uint64_t>(record.error), record.token};
-  write_words(state, channel, at, head.pack(), body.pack());
+  write_words(state, channel, at, head_of(state, at, record), body_of(state, at, record));
 }
 
 struct Logprob {

@@ -79,18 +79,12 @@ def test_a_step_and_the_table_hold_what_runs() -> None:
         ("cuda", {"dtype": "float16"}, "'float16' is unknown; there are: float32, bfloat16"),
         ("cpu", {"dtype": "bfloat16"}, "the soft GPU computes in float32"),
         ("cpu", {"random_weights": True}, "a model's own weights"),
-        ("cuda", {"max_sequences": 4096}, "4096 sequences need .* lower --max-sequences"),
         ("cuda", {"max_running": 1024, "max_sequences": 2048}, "lower --max-sequences"),
     ],
 )
 def test_refused_choices(device: str, choices: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_config(device, **choices)
-
-
-def test_shared_memory_limits_only_cuda_devices() -> None:
-    assert make_config("cpu", max_sequences=4096).max_sequences == 4096
-    assert make_config("cuda", max_sequences=1024, max_model_tokens=1 << 20).max_sequences == 1024
 
 
 def test_step_buckets() -> None:

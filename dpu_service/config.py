@@ -18,12 +18,21 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Time that a client has for the head of its first request."""
     body_timeout: float = 60.0
     """Time that a client has for a request's body."""
+    write_timeout: float = 60.0
+    """Time that a client may leave what is sent to it unread."""
     max_body_bytes: int = 8 << 20
+    max_connections: int = 8192
+    """Open connections of one worker and socket."""
+    http2_streams: int = 128
+    """Requests that one HTTP/2 connection may have open."""
     access_log: bool = True
     tool_parser: str = "auto"
     """How the model writes tool calls: one of `text.tools.formats.CHOICES`."""
     tls_cert: str = ""
     tls_key: str = ""
+    tls_client_ca: str = ""
+    """PEM certificates; a client must have one that these have signed. Empty: no client certificates."""
+    tls_min_version: str = "1.2"
 
 
 class ModelInfo(msgspec.Struct, frozen=True):

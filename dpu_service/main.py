@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from pathlib import Path
@@ -12,9 +13,10 @@ import typer
 
 from dpu_service import logs
 from dpu_service.config import WorkerConfig
+from dpu_service.http.choose import HAS_HTTP2
 from dpu_service.supervisor import Listening, Supervisor, listen
 from dpu_service.text.tools.formats import AUTO, CHOICES
-from dpu_service.tls import default_data_folder, self_signed, server_context
+from dpu_service.tls import MIN_VERSIONS, default_data_folder, self_signed, server_context
 
 MOST_WORKERS = 4
 OFF = "off"
@@ -37,17 +39,19 @@ def split_address(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def certificate(tls_cert: str, tls_key: str, folder: Path) -> tuple[str, str]:
+def certificate(tls_cert: str, tls_key: str, client_ca: str, min_version: str, folder: Path) -> tuple[str, str]:
     """Files of the certificate and its key, checked.
 
     Raises:
         typer.BadParameter: only one is given, or they cannot be used.
     """
+    if min_version not in MIN_VERSIONS:
+        raise typer.BadParameter(f"--tls-min-version must be one of {', '.join(MIN_VERSIONS)}")
     if bool(tls_cert) != bool(tls_key):
         raise typer.BadParameter("--tls-cert and --tls-key go together")
     try:
         files = (tls_cert, tls_key) if tls_cert else tuple(map(str, self_signed(folder)))
-        server_context(*files)
+        server_context(files[0], files[1], client_ca, min_version)
     except OSError as error:
         raise typer.BadParameter(f"cannot use the TLS certificate: {error}") from error
     return files[0], files[1]
@@ -96,9 +100,18 @@ def run(
     ] = 256,
     device_timeout: Annotated[float, typer.Option(min=1, help="Seconds of silence that mean a lost device.")] = 10.0,
     grace: Annotated[float, typer.Option(min=0, help="Seconds to finish running requests at the end.")] = 30.0,
+    tls_client_ca: Annotated[
+        str, typer.Option(help="PEM certificates of authorities; clients must then have a certificate of theirs.")
+    ] = "",
+    tls_min_version: Annotated[str, typer.Option(help="1.2 or 1.3.")] = "1.2",
     keep_alive: Annotated[float, typer.Option(min=1, help="Seconds that an idle connection stays open.")] = 130.0,
     header_timeout: Annotated[float, typer.Option(min=1, help="Seconds for the head of a request.")] = 20.0,
     body_timeout: Annotated[float, typer.Option(min=1, help="Seconds for the body of a request.")] = 60.0,
+    write_timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds that a client may leave its answer unread.")
+    ] = 60.0,
+    max_connections: Annotated[int, typer.Option(min=1, help="Open connections of a worker and address.")] = 8192,
+    http2_streams: Annotated[int, typer.Option(min=1, max=10_000, help="Open requests of an HTTP/2 connection.")] = 128,
     max_body_bytes: Annotated[int, typer.Option(min=1024, help="Bytes of a request's body at most.")] = 8 << 20,
     access_log: Annotated[bool, typer.Option(help="One JSON line for each request.")] = True,
     tool_parser: Annotated[
@@ -116,7 +129,10 @@ def run(
     logs.set_up("supervisor", log_level)
     cert, key = "", ""
     if https != OFF:
-        cert, key = certificate(tls_cert, tls_key, Path(data_dir) if data_dir else default_data_folder())
+        folder = Path(data_dir) if data_dir else default_data_folder()
+        cert, key = certificate(tls_cert, tls_key, tls_client_ca, tls_min_version, folder)
+    if not HAS_HTTP2:
+        logging.getLogger(__name__).warning("the package h2 is not installed: HTTP/1.1 only")
     listening = bind(https, http)
     config = WorkerConfig(
         queue_depth=queue_depth,
@@ -124,11 +140,16 @@ def run(
         keep_alive=keep_alive,
         header_timeout=header_timeout,
         body_timeout=body_timeout,
+        write_timeout=write_timeout,
+        max_connections=max_connections,
+        http2_streams=http2_streams,
         max_body_bytes=max_body_bytes,
         access_log=access_log,
         tool_parser=tool_parser,
         tls_cert=cert,
         tls_key=key,
+        tls_client_ca=tls_client_ca,
+        tls_min_version=tls_min_version,
     )
     count = workers or default_workers(os.cpu_count() or 1)
     asyncio.run(_supervise(config, listening, count, runtime, name, grace, ready_fd))

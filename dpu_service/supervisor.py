@@ -27,6 +27,7 @@ FIRST_BACKOFF = 0.2
 LONGEST_BACKOFF = 5.0
 SETTLED_SECONDS = 30.0
 """A worker that lived this long is restarted without delay."""
+UNSENT_BYTES = 128 << 10
 OVERTIME_SECONDS = 5.0
 """What a worker may take beyond the grace time before it is killed."""
 
@@ -56,6 +57,8 @@ def listen(host: str, port: int, *, tls: bool) -> Listening:
     sock = socket.socket(family, kind, protocol)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # inherited; finds clients that vanished
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # inherited; what a client does not read must not pile up in the kernel
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     sock.bind(address)
     sock.listen(2048)
     sock.set_inheritable(True)

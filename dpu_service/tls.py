@@ -14,9 +14,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from dpu_service.config import WorkerConfig
+from dpu_service.http.choose import ALPN
+
 VALID_DAYS = 825
 """The longest life that common clients accept of a server certificate."""
 RENEW_DAYS = 30
+MIN_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
 def default_data_folder() -> Path:
@@ -38,17 +42,36 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
-def server_context(certificate: str, key: str) -> ssl.SSLContext:
-    """For HTTPS with HTTP/1.1.
+def server_context(certificate: str, key: str, client_ca: str = "", min_version: str = "1.2") -> ssl.SSLContext:
+    """For HTTP/2 and HTTP/1.1 over TLS.
+
+    Args:
+        client_ca: file of the authorities whose certificates clients must have; empty: clients need none.
+        min_version: a key of `MIN_VERSIONS`.
 
     Raises:
-        OSError: a file cannot be read, or the two do not belong together (ssl.SSLError).
+        OSError: a file cannot be read, holds nothing usable, or key and certificate do not match (ssl.SSLError).
     """
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(certificate, key)
-    context.set_alpn_protocols(["http/1.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = MIN_VERSIONS[min_version]
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
+    context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # of TLS 1.2: those that HTTP/2 allows (RFC 9113, 9.2.2)
+    context.load_cert_chain(certificate, key, password=_no_password)
+    context.set_alpn_protocols(ALPN)
+    if client_ca:
+        context.load_verify_locations(client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def context_of(config: WorkerConfig) -> ssl.SSLContext:
+    """`server_context` of what the operator chose."""
+    return server_context(config.tls_cert, config.tls_key, config.tls_client_ca, config.tls_min_version)
+
+
+def _no_password() -> str:
+    """Instead of OpenSSL's question on the terminal."""
+    raise ssl.SSLError("the key is encrypted; give one that is not")
 
 
 def _usable(certificate: Path, key: Path) -> bool:

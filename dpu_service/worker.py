@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -23,9 +24,10 @@ from dpu_service.service import Service, Serving
 from dpu_service.text.bundle import BundleError, TextBundle
 from dpu_service.text.encoder import TextEncoder
 from dpu_service.text.template import ChatTemplateError
-from dpu_service.tls import server_context
+from dpu_service.tls import context_of
 from dpu_service.transport.base import TransportError
 from dpu_service.transport.shm import ShmTransport
+from dpu_service.watch import LOOK_SECONDS, FileWatch
 from dpu_service.wire import Drain, Session, Start, Status, encode, read_to_worker
 
 log = logging.getLogger(__name__)
@@ -44,7 +46,8 @@ class Worker:
         self._service = Service(start.config)
         app = App(self._service)
         config = start.config
-        tls = server_context(config.tls_cert, config.tls_key) if config.tls_cert else None
+        tls = context_of(config) if config.tls_cert else None
+        self._tls_files = FileWatch([config.tls_cert, config.tls_key, config.tls_client_ca])
         self._listeners = [
             Listener(app, config, socket.socket(fileno=spec.descriptor), tls if spec.tls else None)
             for spec in start.listeners
@@ -56,7 +59,7 @@ class Worker:
         """Serves until told to drain, or the supervisor is gone."""
         for listener in self._listeners:
             await listener.start()
-        sampling = asyncio.create_task(self._sample())
+        chores = [asyncio.create_task(self._sample()), asyncio.create_task(self._watch_files())]
         grace = 0.0
         while message := await read_to_worker(self._reader):
             if isinstance(message, Session):
@@ -65,7 +68,8 @@ class Worker:
                 grace = message.grace
                 break
         await self._drain(grace)
-        sampling.cancel()
+        for chore in chores:
+            chore.cancel()
 
     async def _open(self, session: Session) -> None:
         """Replaces the session; running requests of the old one end with an error."""
@@ -111,7 +115,7 @@ class Worker:
         service = self._service
         service.draining = True
         for listener in self._listeners:
-            listener.stop_accepting()
+            listener.drain()
         self._tell()
         if not await _within(grace, service.idle) and service.serving is not None:
             log.warning("the grace time is over", extra={"fields": {"requests": service.active}})
@@ -122,6 +126,26 @@ class Worker:
         for listener in self._listeners:
             listener.close()
         await asyncio.sleep(0.05)  # lets the last bytes and TLS farewells out
+
+    async def _watch_files(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if self._tls_files.changed():
+                await self._renew_tls()
+
+    async def _renew_tls(self) -> None:
+        """All or nothing: a certificate without its key, in the midst of being replaced, changes nothing."""
+        try:
+            context = context_of(self._service.config)
+        except (OSError, ValueError) as error:
+            metrics.TLS_RELOADS.labels("failed").inc()
+            log.error("kept the old certificate", extra={"fields": {"reason": str(error)}})
+            return
+        for listener in self._listeners:
+            if listener.tls:
+                await listener.renew(context)
+        metrics.TLS_RELOADS.labels("ok").inc()
+        log.info("new certificate", extra={"fields": {"file": self._service.config.tls_cert}})
 
     async def _sample(self) -> None:
         """Gauges and counters that nothing else touches when they change."""
@@ -158,6 +182,12 @@ async def _within(seconds: float, event: asyncio.Event) -> bool:
     return True
 
 
+def _allow_open_files() -> None:
+    """As many as the system lets this process have; the usual 1,024 are fewer than the connections of a worker."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 async def work(descriptor: int) -> None:
     """The whole life of a worker."""
     pair = socket.socket(fileno=descriptor)
@@ -171,6 +201,7 @@ def main() -> None:
     """The supervisor alone decides when to stop, so signals of the terminal are ignored here."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _allow_open_files()
     logs.set_up(f"worker {os.getpid()}", os.environ.get("BLINK_LOG_LEVEL", "info"))
     try:
         import uvloop

@@ -1,4 +1,4 @@
-"""What both protocols do with a transport: batched writes, time limits, a client that does not read."""
+"""What both protocols do with a transport: time limits, a client that does not read."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Clock:
 class Connection(asyncio.Protocol, ABC):
     """A client's connection.
 
-    Writes of one turn of the event loop go out together: one packet and one TLS record instead of several. A client
-    that leaves what was written unread for `write_timeout` seconds is cut off, so nothing can wait for it for ever.
+    A client that leaves what was written unread for `write_timeout` seconds is cut off, so nothing can wait for it for
+    ever.
     """
 
     def __init__(self, host: Host) -> None:
@@ -48,7 +48,6 @@ class Connection(asyncio.Protocol, ABC):
         self._clock = Clock()
         """For what the client has to do next."""
         self._write_clock = Clock()
-        self._out: list[bytes] = []
         self._writable = asyncio.Event()
         self._writable.set()
         self._ending = False
@@ -64,7 +63,6 @@ class Connection(asyncio.Protocol, ABC):
         self._ending = True
         self._clock.stop()
         self._write_clock.stop()
-        self._out.clear()
         self._lose_streams()
         self._writable.set()
 
@@ -86,12 +84,9 @@ class Connection(asyncio.Protocol, ABC):
             self._write_clock.stop()
 
     def write(self, data: bytes) -> None:
-        """Sends at the end of this turn of the loop."""
-        if self._ending:
-            return
-        if not self._out:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._out.append(data)
+        """Sends, unless the connection is at its end."""
+        if not self._ending:
+            self.transport.write(data)
 
     @property
     def has_room(self) -> bool:
@@ -107,7 +102,6 @@ class Connection(asyncio.Protocol, ABC):
         """Ends the connection when what is written has left, or could not leave in time."""
         if self._ending:
             return
-        self._flush()
         self._ending = True
         self._clock.stop()
         self._write_clock.start(self.host.config.write_timeout, self.abort)
@@ -125,11 +119,6 @@ class Connection(asyncio.Protocol, ABC):
     @abstractmethod
     def _lose_streams(self) -> None:
         """Tells every request that its client is gone."""
-
-    def _flush(self) -> None:
-        if self._out and not self._ending:
-            self.transport.write(b"".join(self._out))
-        self._out.clear()
 
     def _scope(self, version: str, method: str, target: bytes, headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
         """ASGI's description of a request.

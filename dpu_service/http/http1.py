@@ -37,6 +37,8 @@ class Http1Stream(Stream):
         self._connection = connection
         self._expects = expects
         self._chunked = False
+        self._unsent_head = b""
+        """Goes out with the first part of the body: one packet and one TLS record for both."""
 
     def _head(self, status: int, headers: Headers) -> None:
         closes = self._connection.host.draining or not self.body_over
@@ -51,7 +53,7 @@ class Http1Stream(Stream):
             parts += (name, b": ", value, b"\r\n")
             sized = sized or name == b"content-length"
         parts.append(self._framing(sized, closes))
-        self._connection.write(b"".join(parts))
+        self._unsent_head = b"".join(parts)
 
     def _framing(self, sized: bool, closes: bool) -> bytes:
         """How the client sees where the answer ends. HTTP/1.0 knows no chunks: there it ends with the connection."""
@@ -70,16 +72,22 @@ class Http1Stream(Stream):
         if self._chunked and self.scope["method"] != "HEAD":
             data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
             data += b"0\r\n\r\n" if last else b""
-        if data:
-            self._connection.write(data)
+        if data or last:
+            self._write(data)
         if not last:
             await self._connection.writable()
 
     def _part_now(self, data: bytes) -> bool:
         if not (self._chunked and self._connection.has_room):
             return False
-        self._connection.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
+
+    def _write(self, data: bytes) -> None:
+        if self._unsent_head:
+            data, self._unsent_head = self._unsent_head + data, b""
+        if data:
+            self._connection.write(data)
 
     def _over(self) -> None:
         self._connection.answered(self)
@@ -103,7 +111,7 @@ class Http1(Connection):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self._parser = self._new_parser()
-        self._active: Stream | None = None
+        self._active: Http1Stream | None = None
         """The request that is being answered."""
         self._filling: Http1Stream | None = None
         """The request whose body is being received."""

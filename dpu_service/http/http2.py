@@ -106,6 +106,7 @@ class Http2(Connection):
         super().__init__(host)
         self._streams: dict[int, Http2Stream] = {}
         self._calm = Calm(time.monotonic())
+        self._flush_due = False
         self._h2 = H2Connection(H2Configuration(client_side=False, header_encoding=None))
         self._h2.local_settings = Settings(
             client=False,
@@ -139,6 +140,11 @@ class Http2(Connection):
     def drain(self) -> None:
         """Tells the client to open no more streams here (RFC 9113, 6.8); those that are open go on."""
         self._go_away(LAST_STREAM, ErrorCodes.NO_ERROR)
+
+    def close(self) -> None:
+        """What the streams wrote goes out first."""
+        self._flush()
+        super().close()
 
     # For the streams
 
@@ -299,7 +305,7 @@ class Http2(Connection):
 
     def _go_away(self, last: int, code: ErrorCodes) -> None:
         """Not by h2's own method, which would end the streams that are open."""
-        self._send()
+        self._flush()
         self.write(GoAwayFrame(0, last_stream_id=last, error_code=code).serialize())
 
     def _lose_streams(self) -> None:
@@ -308,6 +314,13 @@ class Http2(Connection):
         self._streams.clear()
 
     def _send(self) -> None:
+        """What all streams write in one turn of the loop goes out together."""
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
         data = self._h2.data_to_send()
         if data:
             self.write(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -40,15 +41,17 @@ def up(
     workers: Annotated[int, typer.Option(help="Front-end workers; 0: by the number of cores.")] = 0,
     kv_tokens: Annotated[int, typer.Option(help="Tokens that the KV cache holds; 0: by the device.")] = 0,
     grace: Annotated[float, typer.Option(help="Seconds to finish running requests at the end.")] = 20.0,
+    gpu_args: Annotated[str, typer.Option(help="Further options of blink-gpu (see there), in one string.")] = "",
+    dpu_args: Annotated[str, typer.Option(help="Further options of blink-dpu (see there), in one string.")] = "",
 ) -> None:
     """Starts both programs, waits until they serve, and runs until Ctrl-C."""
     control = f"127.0.0.1:{grpc_port}"
     gpu = ["--device", device, "--listen", control, "--model", model, "--name", name]
     gpu += ["--kv-tokens", str(kv_tokens), "--grace", str(grace), "--dtype", dtype]
-    gpu += ["--random-weights"] if random_weights else []
+    gpu += [*(["--random-weights"] if random_weights else []), *shlex.split(gpu_args)]
     dpu = ["--runtime", control, "--workers", str(workers), "--grace", str(grace)]
     dpu += ["--https", _address(host, https_port), "--http", _address(host, http_port)]
-    dpu += ["--tls-cert", tls_cert, "--tls-key", tls_key]
+    dpu += ["--tls-cert", tls_cert, "--tls-key", tls_key, *shlex.split(dpu_args)]
     raise SystemExit(_run(gpu, dpu, control, _urls(host, https_port, http_port), grace))
 
 

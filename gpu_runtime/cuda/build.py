@@ -21,7 +21,6 @@ typedef unsigned long long uint64_t; typedef unsigned long long uintptr_t; typed
 """,
     "cstddef": """#pragma once
 typedef unsigned long size_t; typedef long ptrdiff_t;
-#define offsetof(type, member) __builtin_offsetof(type, member)
 """,
 }
 """NVRTC has no standard library; this is all of it that our headers use."""

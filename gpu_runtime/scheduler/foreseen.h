@@ -1,8 +1,6 @@
 // What a steady step foresees: everything about its outcome but the sampled tokens, and where each of them belongs.
 // Written while the step still computes.
 #pragma once
-#include <cstddef>
-
 #include "scheduler/state.h"
 
 namespace blink {
@@ -49,12 +47,13 @@ struct alignas(16) Foreseen {
   layout::SampleRow* sample_rows;
   ForeseenCounts counts;
   ForeseenChannel channels[arena::MAX_CHANNELS];
-  ForeseenRow rows[kSteadyRows];
+  ForeseenRow rows[kSteadyRows];  // last
 };
 
 // Bytes of it that mean something.
 BLINK_FN uint64_t foreseen_bytes(const Foreseen& foreseen) {
-  return offsetof(Foreseen, rows) + (foreseen.possible ? foreseen.row_count : 0) * sizeof(ForeseenRow);
+  const uint64_t rows = foreseen.possible ? foreseen.row_count : 0;
+  return sizeof(Foreseen) - (kSteadyRows - rows) * sizeof(ForeseenRow);
 }
 
 }  // namespace blink

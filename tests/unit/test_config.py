@@ -79,7 +79,6 @@ def test_a_step_and_the_table_hold_what_runs() -> None:
         ("cuda", {"dtype": "float16"}, "'float16' is unknown; there are: float32, bfloat16"),
         ("cpu", {"dtype": "bfloat16"}, "the soft GPU computes in float32"),
         ("cpu", {"random_weights": True}, "a model's own weights"),
-        ("cuda", {"max_running": 1024, "max_sequences": 2048}, "lower --max-sequences"),
     ],
 )
 def test_refused_choices(device: str, choices: dict[str, object], words: str) -> None:
@@ -225,7 +224,6 @@ def test_a_machine_without_a_device(more: list[str]) -> None:
     [
         (["--device", "tpu"], "device 'tpu' is unknown"),
         (["--dtype", "bfloat16"], "the soft GPU computes in float32"),
-        (["--device", "cuda", "--max-sequences", "4096"], "lower --max-sequences"),
     ],
 )
 def test_refusals_of_the_program(arguments: list[str], words: str) -> None:

@@ -7,6 +7,7 @@ the GPU runtime on the rest. First with the rest quiet, then with 24 processes t
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ MODELS = ("Llama-3.1-8B", "Llama-3.2-1B", "SmolLM2-135M")
 HOGS = 24
 LOAD_SECONDS = 45.0
 STREAMS = (1, 8, 64)
-LONG = {"Llama-3.1-8B": (64, 512)}
+LONG = {"Llama-3.1-8B": ((8, 512), (64, 512))}
 """Streams and tokens of answers so long that they are decoded rather than waiting for other streams' prompts."""
 RATES = {"Llama-3.1-8B": (4.0, 16.0), "Llama-3.2-1B": (16.0,), "SmolLM2-135M": (16.0,)}
 
@@ -48,23 +49,27 @@ class Plan:
             return cls(REHEARSAL, device, loads, 2)
         loads = [Wanted(512, 128, streams=streams, rounds=4 if streams == 1 else 2) for streams in STREAMS]
         loads += [Wanted(512, 128, rate=rate, seconds=10.0) for rate in RATES[model]]
-        if long := LONG.get(model):
-            loads.append(Wanted(512, long[1], streams=long[0], rounds=1))
+        loads += [Wanted(512, tokens, streams=streams, rounds=1) for streams, tokens in LONG.get(model, ())]
         return cls(model, device, loads, HOGS)
 
 
-def measure(plan: Plan) -> Iterator[Row]:
-    """All rows of one model."""
+def measure(plan: Plan, up: Sequence[str] = (), company: Sequence[bool] = (False, True)) -> Iterator[Row]:
+    """All rows of one model.
+
+    Args:
+        up: further arguments of `blink up`.
+        company: whether the host is busy, in turn.
+    """
     cores = Cores.split()
     with tempfile.TemporaryDirectory() as folder:
         arguments, name = shape_arguments(Path(folder), plan.device, plan.model)
         workers = min(4, len(cores.front_end))
-        with serve([*arguments, "--workers", str(workers)]) as server:
+        with serve([*arguments, "--workers", str(workers), *up]) as server:
             ready = peers.ready_seconds(plan.model)
             yield Row("http", plan.model, "blink up, until ready", server.ready_seconds, unit="s", peers=ready)
             server.keep_apart(cores)
             _warm_up(server, name, plan, cores)
-            for busy in (False, True):
+            for busy in company:
                 with _company(plan, cores, busy):
                     yield from _loads(server, name, plan, cores, busy)
 
@@ -109,8 +114,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, choices=MODELS)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--up", type=shlex.split, default=[], help="further arguments of `blink up`, in one string")
+    parser.add_argument("--quiet", action="store_true", help="leave the busy host out")
     arguments = parser.parse_args()
-    for row in measure(Plan.of(arguments.model, arguments.device)):
+    plan = Plan.of(arguments.model, arguments.device)
+    for row in measure(plan, arguments.up, (False,) if arguments.quiet else (False, True)):
         sys.stdout.write(to_lines([row]))
         sys.stdout.flush()
 

@@ -1,4 +1,5 @@
-"""Metrics of the front end. Names are a promise to dashboards: `blink_` first, base units, frozen in a test.
+"""Metrics of the front end. Names are a promise to dashboards and gateways: `blink_` first, base units, frozen in a
+test, explained in METRICS.md.
 
 Each worker counts in files of its own (prometheus-client's multiprocess mode, switched on by the supervisor through
 PROMETHEUS_MULTIPROC_DIR); whichever worker answers a scrape adds all of them up. What the device says of itself is
@@ -20,6 +21,7 @@ from dpu_service.tally import Tally
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_TOKENS = (1, 4, 16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _GAPS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
 HTTP_REQUESTS = Counter("blink_http_requests", "Answered HTTP requests", ["route", "status"])
@@ -34,10 +36,21 @@ INTER_TOKEN_SECONDS = Histogram(
     "blink_inter_token_seconds", "Between two tokens of a sequence, as the worker sees them", buckets=_GAPS
 )
 INTER_TOKENS = Tally(INTER_TOKEN_SECONDS)
+OUTPUT_TOKEN_SECONDS = Histogram(
+    "blink_time_per_output_token_seconds", "Of a choice: mean time of the tokens after its first one", buckets=_GAPS
+)
+REQUEST_PROMPT_TOKENS = Histogram("blink_request_prompt_tokens", "Prompt tokens of a started request", buckets=_TOKENS)
+REQUEST_COMPLETION_TOKENS = Histogram(
+    "blink_request_completion_tokens", "Tokens of all choices of a started request", buckets=_TOKENS
+)
 PROMPT_TOKENS = Counter("blink_prompt_tokens", "Prompt tokens of started requests")
 COMPLETION_TOKENS = Counter("blink_completion_tokens", "Tokens delivered to requests")
 SEQUENCES_IN_FLIGHT = Gauge("blink_sequences_in_flight", "Sequences that have not ended", multiprocess_mode="livesum")
 SEQUENCES_WAITING = Gauge("blink_sequences_waiting", "Sequences without a first token", multiprocess_mode="livesum")
+SEQUENCES_UNSENT_NAME = "blink_sequences_unsent"
+SEQUENCES_UNSENT = Gauge(
+    SEQUENCES_UNSENT_NAME, "Sequences that the device has not taken yet", multiprocess_mode="livesum"
+)
 WORKER_READY = Gauge("blink_workers_ready", "Workers that take requests", multiprocess_mode="livesum")
 LEASES = Counter("blink_channel_leases", "Leases taken on channels of the arena")
 DEVICE_FAULTS = Counter("blink_device_faults", "Impossible records in token logs")
@@ -63,11 +76,19 @@ _DEVICE_COUNTERS = {
 _FINISHES = ("stop", "length", "cancelled", "error")
 
 
-class DeviceCollector(Collector):
-    """The telemetry page as metrics.
+def show(in_flight: int, waiting: int, unsent: int) -> None:
+    """What a worker counts otherwise than here: its sequences at this moment."""
+    SEQUENCES_IN_FLIGHT.set(in_flight)
+    SEQUENCES_WAITING.set(waiting)
+    SEQUENCES_UNSENT.set(unsent)
+    INTER_TOKENS.flush()
+
+
+class Page(Collector):
+    """Everything of one scrape.
 
     Args:
-        telemetry: the page by field name, or None without a session.
+        telemetry: the device's page by field name, or None without a session.
         up: whether the device takes submissions.
         seconds_silent: since the last heartbeat.
     """
@@ -79,26 +100,47 @@ class DeviceCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus-client."""
+        unsent = 0.0
+        for family in _workers().collect():
+            if family.name == SEQUENCES_UNSENT_NAME:
+                unsent = sum(sample.value for sample in family.samples)
+            yield family
+        waiting = self._telemetry["waiting"] if self._telemetry is not None else 0
+        yield GaugeMetricFamily(
+            "blink_sequences_queued", "Sequences without KV blocks, in workers and on the device", unsent + waiting
+        )
         yield GaugeMetricFamily("blink_device_up", "1 while the device takes submissions", float(self._up))
-        if self._telemetry is None:
-            return
+        if self._telemetry is not None:
+            yield from self._device(self._telemetry)
+
+    def _device(self, telemetry: dict[str, int]) -> Iterator[Metric]:
         yield GaugeMetricFamily("blink_device_heartbeat_age_seconds", "Since the last heartbeat", self._seconds_silent)
+        used, total = telemetry["blocks_used"], telemetry["blocks_total"]
+        yield GaugeMetricFamily(
+            "blink_device_kv_usage_ratio", "Share of the KV blocks that sequences hold", used / total if total else 0
+        )
         for name, (metric, about) in _DEVICE_GAUGES.items():
-            yield GaugeMetricFamily(metric, about, self._telemetry[name])
+            yield GaugeMetricFamily(metric, about, telemetry[name])
         for name, (metric, about) in _DEVICE_COUNTERS.items():
-            yield CounterMetricFamily(metric, about, self._telemetry[name])
+            yield CounterMetricFamily(metric, about, telemetry[name])
         finished = CounterMetricFamily("blink_device_finished", "Sequences by how they ended", labels=["reason"])
         for reason in _FINISHES:
-            finished.add_metric([reason], self._telemetry[f"finished_{reason}"])
+            finished.add_metric([reason], telemetry[f"finished_{reason}"])
         yield finished
 
 
-def render(device: DeviceCollector) -> bytes:
-    """All metrics in Prometheus' text format."""
+def _workers() -> CollectorRegistry:
+    """What the workers count: all of them together, or this process alone where there is no supervisor."""
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if not folder:
+        return REGISTRY
     registry = CollectorRegistry()
-    if folder:
-        MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
-    page = CollectorRegistry()
-    page.register(device)
-    return generate_latest(registry if folder else REGISTRY) + generate_latest(page)
+    MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
+    return registry
+
+
+def render(page: Page) -> bytes:
+    """In Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(page)
+    return generate_latest(registry)

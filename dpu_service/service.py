@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from dpu_service import metrics
 from dpu_service.channel.geometry import Geometry
 from dpu_service.config import ModelInfo, WorkerConfig
 from dpu_service.sequences.pump import Pump
@@ -48,6 +49,14 @@ class Service:
         if self.serving is None:
             return "waiting for the GPU runtime to have a model"
         return "" if self.serving.pump.ready else self.serving.pump.describe()
+
+    def show_sequences(self) -> None:
+        """Brings the gauges up to date."""
+        pump = self.serving.pump if self.serving is not None else None
+        if pump is None:
+            metrics.show(0, 0, 0)
+        else:
+            metrics.show(pump.in_flight, pump.waiting, pump.unsent)
 
     def enter(self) -> None:
         """A completion request begins."""

@@ -32,7 +32,8 @@ from dpu_service.wire import Drain, Session, Start, Status, encode, read_to_work
 
 log = logging.getLogger(__name__)
 
-SAMPLE_SECONDS = 0.5
+SAMPLE_SECONDS = 0.1
+"""Age of gauges at most; gateways ask about as often."""
 FAREWELL_SECONDS = 0.5
 """After the grace time: for error events to reach clients and cancels to reach the device."""
 
@@ -161,9 +162,7 @@ class Worker:
                 metrics.DEVICE_FAULTS.inc(now["faults"] - seen["faults"])
                 metrics.LEASES.inc(now["leases"] - seen["leases"])
                 seen = now
-            metrics.INTER_TOKENS.flush()
-            metrics.SEQUENCES_IN_FLIGHT.set(serving.pump.in_flight if serving else 0)
-            metrics.SEQUENCES_WAITING.set(serving.pump.waiting if serving else 0)
+            self._service.show_sequences()
             await asyncio.sleep(SAMPLE_SECONDS)
 
 
@@ -190,6 +189,7 @@ def _allow_open_files() -> None:
 
 async def work(descriptor: int) -> None:
     """The whole life of a worker."""
+    asyncio.get_running_loop().set_exception_handler(logs.on_loop_error)
     pair = socket.socket(fileno=descriptor)
     reader, writer = await asyncio.open_connection(sock=pair)
     start = await read_to_worker(reader)

@@ -85,9 +85,11 @@ class Generation:
         self._arrived = arrived
         self._sequences: list[Running] = serving.pump.request(plan.wanted, inbox)
         self._choices = plan.answerings(serving.encoder.bundle)
+        self._first = [0.0] * len(self._choices)
         self._latest = [0.0] * len(self._choices)
         self._open = len(self._choices)
         metrics.PROMPT_TOKENS.inc(plan.prompt_tokens)
+        metrics.REQUEST_PROMPT_TOKENS.observe(plan.prompt_tokens)
 
     @property
     def over(self) -> bool:
@@ -128,6 +130,10 @@ class Generation:
         """Cancels what still runs."""
         self._pump.abandon(self._sequences)
         metrics.COMPLETION_TOKENS.inc(self.completion_tokens)
+        metrics.REQUEST_COMPLETION_TOKENS.observe(self.completion_tokens)
+        for choice, first, latest in zip(self._choices, self._first, self._latest, strict=True):
+            if choice.text.tokens > 1:
+                metrics.OUTPUT_TOKEN_SECONDS.observe((latest - first) / (choice.text.tokens - 1))
 
     def _pieces(self, items: list[Tokens]) -> list[Piece]:
         if len(items) == 1 and not self._choices[items[0].number].over:  # nearly always
@@ -162,6 +168,7 @@ class Generation:
         before = self._latest[item.number]
         self._latest[item.number] = now
         if not before:
+            self._first[item.number] = now
             metrics.FIRST_TOKEN_SECONDS.observe(now - self._arrived)
             return
         count = len(item.tokens)

@@ -41,13 +41,13 @@ async def openapi(service: Service, exchange: Exchange) -> None:
 
 async def metrics_page(service: Service, exchange: Exchange) -> None:
     """GET /metrics: of all workers, and the device's telemetry."""
-    metrics.INTER_TOKENS.flush()
     serving = service.serving
     pump = serving.pump if serving is not None else None
     telemetry = pump.client.telemetry() if pump is not None else None
     silent = pump.seconds_silent if pump is not None else 0.0
-    device = metrics.DeviceCollector(telemetry, pump is not None and pump.ready, silent)
-    await exchange.reply(200, metrics.render(device), metrics.CONTENT_TYPE)
+    service.show_sequences()
+    page = metrics.Page(telemetry, pump is not None and pump.ready, silent)
+    await exchange.reply(200, metrics.render(page), metrics.CONTENT_TYPE)
 
 
 async def models(service: Service, exchange: Exchange) -> None:

@@ -125,6 +125,11 @@ class ChannelClient:
         return len(self._sequences)
 
     @property
+    def untaken(self) -> int:
+        """Submissions in the ring that the device has not taken, as of the last `poll`."""
+        return self._submits.position - self._submit_read if self.state is LeaseState.LIVE else 0
+
+    @property
     def heap(self) -> PromptHeap:
         """The prompt heap's book-keeping."""
         return self._heap

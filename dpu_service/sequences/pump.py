@@ -100,6 +100,11 @@ class Pump:
         return self._not_started
 
     @property
+    def unsent(self) -> int:
+        """Sequences that the device has not taken: in the queue or in the submit ring."""
+        return len(self._queue) + self.client.untaken
+
+    @property
     def in_flight(self) -> int:
         """Sequences that have not ended."""
         return len(self._queue) + len(self._by_position)

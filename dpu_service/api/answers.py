@@ -56,6 +56,11 @@ class Piece:
         """Whether there is any news."""
         return bool(self.text or self.finish_reason or self.entries or self.calls)
 
+    @property
+    def tokens_described(self) -> int:
+        """Tokens that come with log-probabilities."""
+        return len(self.entries) + len(self.prompt_logprobs or ())
+
     def add(self, later: Piece) -> None:
         """Appends what came later."""
         self.text += later.text

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from dpu_service import metrics
 from dpu_service.api.answers import DONE, Piece, usage
@@ -22,6 +24,9 @@ log = logging.getLogger(__name__)
 
 STREAM_HEADERS = {b"cache-control": b"no-cache", b"x-accel-buffering": b"no"}
 """The second one tells nginx and its kin not to collect the stream."""
+
+INLINE_LOGPROBS = 1000
+"""Tokens with log-probabilities of an answer that is written within the event loop; each takes up to 30 µs."""
 
 Prepare = Callable[[Serving, bytes], Awaitable[Prepared]]
 
@@ -95,7 +100,9 @@ async def _whole(exchange: Exchange, generation: Generation, prepared: Prepared)
             choices[piece.index].add(piece)
     if plan.kept:
         choices = best(choices, generation.mean_logprobs, plan.choices // len(plan.wanted), plan.kept)
-    await exchange.reply(200, prepared.shape.whole(choices, _used(prepared, generation)))
+    work = partial(prepared.shape.whole, choices, _used(prepared, generation))
+    long = sum(choice.tokens_described for choice in choices) > INLINE_LOGPROBS
+    await exchange.reply(200, await asyncio.to_thread(work) if long else work())
     return "ok"
 
 

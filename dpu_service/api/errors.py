@@ -70,6 +70,12 @@ def bad_value(param: str, message: str) -> ApiError:
     return ApiError(400, message, param=param, code="invalid_value")
 
 
+def invalid_json(error: Exception) -> ApiError:
+    """400 for a body that is not JSON."""
+    reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return ApiError(400, f"the body is not valid JSON: {reason}", code="invalid_json")
+
+
 def unsupported(param: str, message: str = "") -> ApiError:
     """400 for a field that would change the answer and is not built."""
     text = message or f"'{param}' is not supported by this server; leave it out or at its default"

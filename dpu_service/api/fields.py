@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from blink_proto import arena
 from dpu_service.api.bias import MAX_BIAS_VALUE
@@ -126,7 +126,7 @@ Tokens = Annotated[
 ]
 TokenStrings = Annotated[bool, Meta(description="Give the tokens' names in the vocabulary too, as `token_strs`.")]
 Prompt = Annotated[
-    Any,
+    Raw,
     Meta(
         description="A text, token ids, or a list of either; each has answers of its own.",
         extra_json_schema={

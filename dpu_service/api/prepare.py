@@ -60,7 +60,7 @@ async def prepare_completion(serving: Serving, body: bytes) -> Prepared:
         raise unsupported("echo" if request.echo else "prompt_logprobs", "log-probabilities of prompts are not built")
     choices = _choices(serving, request, counts.made, asked)
     rules = read_text_rules(request)
-    prompts = await completion_prompts(request.prompt, serving.encoder, _prompt_rules(serving, request, choices))
+    prompts = await completion_prompts(bytes(request.prompt), serving.encoder, _prompt_rules(serving, request, choices))
     plan = Plan(
         wanted=[_wanted(serving, request, choices, prompt) for prompt in prompts],
         rules=rules,

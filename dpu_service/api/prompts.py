@@ -6,7 +6,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from dpu_service.api.errors import ApiError, bad_value, context_length
+import msgspec
+
+from dpu_service.api.errors import ApiError, bad_value, context_length, invalid_json
+from dpu_service.api.prompt_json import split_prompts
 from dpu_service.text.encoder import TextEncoder, TextTooLongError
 
 
@@ -36,17 +39,19 @@ class PromptRules:
     add_special: bool = True
 
 
-async def completion_prompts(given: Any, encoder: TextEncoder, rules: PromptRules) -> list[Prompt]:
+async def completion_prompts(raw: bytes, encoder: TextEncoder, rules: PromptRules) -> list[Prompt]:
     """Each prompt: a text, a list of texts, a list of token ids, or a list of such lists.
+
+    Args:
+        raw: the field as JSON.
 
     Raises:
         ApiError: 400: another type, no prompt or an empty one, a token outside the vocabulary, or too long.
     """
-    prompts = _split(given)
-    if not prompts:
-        raise bad_value("prompt", "'prompt' must not be empty")
-    if len(prompts) > rules.most:
-        raise bad_value("prompt", f"'prompt' asks for more than {rules.most} prompts at once")
+    try:
+        prompts = split_prompts(raw, rules.most)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid_json(error) from error
     read = []
     for prompt in prompts:
         if isinstance(prompt, str):
@@ -92,18 +97,6 @@ def read_tokens(given: list[Any], rules: PromptRules, param: str = "prompt") -> 
 def last_tokens(tokens: list[int], keep: int | None) -> list[int]:
     """So many last ones; all for None."""
     return tokens if keep is None or len(tokens) <= keep else tokens[len(tokens) - keep :]
-
-
-def _split(given: Any) -> list[Any]:
-    if isinstance(given, str):
-        return [given]
-    if not isinstance(given, list):
-        raise bad_value("prompt", "'prompt' must be a string, a list of strings, or token ids")
-    if all(isinstance(item, str) for item in given) or all(isinstance(item, list) for item in given):
-        return given
-    if any(isinstance(item, str | list) for item in given):
-        raise bad_value("prompt", "'prompt' must not mix strings and token ids")
-    return [given]
 
 
 def too_long(at_least: int, window: int, param: str) -> ApiError:

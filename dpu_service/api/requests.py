@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from dpu_service.api import fields
-from dpu_service.api.errors import ApiError, bad_value
+from dpu_service.api.errors import ApiError, bad_value, invalid_json
 
 
 class StreamOptions(msgspec.Struct):
@@ -182,8 +182,7 @@ def read_request(body: bytes, kind: type[_Body]) -> _Body:
     except msgspec.ValidationError as error:
         raise _wrong_type(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ApiError(400, f"the body is not valid JSON: {reason}", code="invalid_json") from error
+        raise invalid_json(error) from error
 
 
 def _wrong_type(message: str) -> ApiError:

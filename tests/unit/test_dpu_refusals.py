@@ -71,13 +71,17 @@ def test_bodies_that_are_no_json(front: FrontEnd, path: str, body: bytes) -> Non
     refused(front, post(front, path, body), 400, None, "invalid_json")
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("body", [b"[]", b"null", b'"x"', b"1e999", b"7"])
-def test_bodies_that_are_no_object(front: FrontEnd, body: bytes) -> None:
-    refused(front, post(front, "/v1/completions", body), 400, None, "invalid_type")
+def test_bodies_that_are_no_object(front: FrontEnd, path: str, body: bytes) -> None:
+    refused(front, post(front, path, body), 400, None, "invalid_type")
 
 
 @pytest.mark.parametrize("raw", ["NaN", "Infinity", "-Infinity", "1e999"])
-@pytest.mark.parametrize("field", ["temperature", "top_p", "max_tokens"])
+@pytest.mark.parametrize(
+    "field",
+    ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "max_tokens", "n"],
+)
 def test_numbers_that_are_none(front: FrontEnd, field: str, raw: str) -> None:
     body = f'{{"model":"{MODEL}","prompt":"hi","{field}":{raw}}}'.encode()
     answer = post(front, "/v1/completions", body)
@@ -90,6 +94,11 @@ def test_numbers_that_are_none(front: FrontEnd, field: str, raw: str) -> None:
     [
         ("temperature", "NaN"),
         ("temperature", True),
+        ("echo", "yes"),
+        ("best_of", 1.5),
+        ("bad_words", "the"),
+        ("truncate_prompt_tokens", "5"),
+        ("include_stop_str_in_output", 1),
         ("max_tokens", "5"),
         ("max_tokens", 1e18),
         ("max_tokens", 1.5),
@@ -315,19 +324,23 @@ def test_valid_edges(front: FrontEnd) -> None:
 def test_a_queue_with_a_bound(front: FrontEnd) -> None:
     front.device.script = lambda s: Script([1], delay=1.0)
     answers: list[httpx.Response] = []
+    shared = httpx.Client(timeout=20)  # making one takes longer than the answer may
 
-    def ask() -> None:
-        answers.append(completion(front, n=4))
+    def ask(**fields: Any) -> None:
+        body = {"model": MODEL, "prompt": "hi", **fields}
+        answers.append(shared.post(front.http + "/v1/completions", json=body))
 
-    clients = [threading.Thread(target=ask) for _ in range(14)]
+    clients = [threading.Thread(target=ask, kwargs={"n": 4}) for _ in range(14)]
     for client in clients:
         client.start()
     time.sleep(0.5)
     began = time.monotonic()
-    extra = completion(front)
+    ask()
     assert time.monotonic() - began < 0.2
     for client in clients:
         client.join()
+    (extra,) = [answer for answer in answers if "n" not in json.loads(answer.request.content)]
+    answers.remove(extra)
     assert extra.status_code == 503
     assert int(extra.headers["retry-after"]) >= 1
     statuses = [answer.status_code for answer in answers]

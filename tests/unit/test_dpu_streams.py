@@ -203,9 +203,33 @@ def test_an_error_before_the_first_byte_has_a_status(front: FrontEnd, stream: bo
     assert "TOO_LARGE" in answer.json()["error"]["message"]
 
 
-def test_an_abort_by_the_device_is_no_natural_stop(front: FrontEnd) -> None:
-    says(front, tiny_text.byte_ids(b"abc"), Finish.CANCELLED, end_apart=True)
-    assert ask(front, "chat").status_code == 500
+@BOTH
+def test_an_abort_by_the_device_is_no_natural_stop(front: FrontEnd, endpoint: str) -> None:
+    says(front, tiny_text.byte_ids(b"abc"), Finish.CANCELLED, end_apart=True, every=0.02)
+    assert ask(front, endpoint).status_code == 500
+    *chunks, last = events(ask(front, endpoint, stream=True))
+    assert last["error"]["type"] == "server_error"
+    assert all(choice["finish_reason"] is None for chunk in chunks for choice in chunk["choices"])
+
+
+def test_an_error_of_one_choice_ends_the_stream_of_all(front: FrontEnd) -> None:
+    bad = Script([], Finish.ERROR, end_apart=True, error=ErrorCode.BAD_SAMPLE, delay=0.05)
+    front.device.script = lambda s: bad if s.position % 2 else Script(tiny_text.byte_ids(b"a" * 90), every=0.01)
+    *_, last = events(ask(front, "completions", n=2, stream=True))
+    assert "BAD_SAMPLE" in last["error"]["message"]
+    eventually(lambda: front.device.playing == 0)
+
+
+def test_a_failed_stream_counts_as_failed(front: FrontEnd) -> None:
+    def failures() -> float:
+        series = 'blink_completions_total{endpoint="chat",outcome="error"} '
+        lines = httpx.get(front.http + "/metrics").text.splitlines()
+        return sum(float(line.removeprefix(series)) for line in lines if line.startswith(series))
+
+    says(front, tiny_text.byte_ids(b"abc"), Finish.ERROR, end_apart=True, every=0.02, error=ErrorCode.BAD_SAMPLE)
+    before = failures()
+    assert ask(front, "chat", stream=True).status_code == 200
+    eventually(lambda: failures() == before + 1)
 
 
 def test_the_openai_package_over_https(front: FrontEnd) -> None:

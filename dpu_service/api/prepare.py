@@ -10,7 +10,7 @@ from dpu_service.api.bad_words import read_bad_words
 from dpu_service.api.bias import read_bias
 from dpu_service.api.conversations import chat_prompt, echoed, read_conversation
 from dpu_service.api.echo import Echo, echo_of
-from dpu_service.api.errors import bad_value, model_not_found, unsupported
+from dpu_service.api.errors import bad_value, model_not_found
 from dpu_service.api.generation import Plan
 from dpu_service.api.logprobs import (
     Asked,
@@ -56,8 +56,6 @@ async def prepare_completion(serving: Serving, body: bytes) -> Prepared:
     with_usage = _check_common(serving, request)
     counts = read_counts(request.n, request.best_of, request.stream, serving.pump.queue_depth)
     asked = asked_of_completion(request, serving.geometry, ranked=counts.made > counts.answered)
-    if asked.scores_prompt:
-        raise unsupported("echo" if request.echo else "prompt_logprobs", "log-probabilities of prompts are not built")
     choices = _choices(serving, request, counts.made, asked)
     rules = read_text_rules(request)
     prompts = await completion_prompts(bytes(request.prompt), serving.encoder, _prompt_rules(serving, request, choices))
@@ -98,7 +96,7 @@ async def prepare_chat(serving: Serving, body: bytes) -> Prepared:
     prompt = last_tokens(prompt, _keep(request, _window(serving, choices) - max(1, limit or 1)))
     length = fit_window(len(prompt), limit, _window(serving, choices), param, "messages")
     plan = Plan(
-        wanted=[Wanted(prompt, choices.samplings(length), choices.bias.entries)],
+        wanted=[Wanted(prompt, choices.samplings(length, len(prompt)), choices.bias.entries)],
         rules=rules,
         asked=asked,
         continues=conversation.continue_final or bool(conversation.opening),
@@ -159,7 +157,7 @@ def _wanted(serving: Serving, request: CompletionRequest, choices: Choices, prom
     length = fit_window(count, request.max_tokens, window, "max_tokens", "prompt", least=0 if request.echo else 1)
     if request.max_tokens is None:
         length = min(length, DEFAULT_COMPLETION_TOKENS)
-    return Wanted(prompt.tokens, choices.samplings(length), choices.bias.entries)
+    return Wanted(prompt.tokens, choices.samplings(length, count), choices.bias.entries)
 
 
 async def _echoes(serving: Serving, prompts: list[Prompt], rules: TextRules) -> list[Echo]:

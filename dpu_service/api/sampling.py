@@ -37,17 +37,24 @@ class Choices:
     seed: int | None
     bias: Bias
     common: Sampling
+    scores_prompt: bool = False
 
-    def samplings(self, max_tokens: int) -> list[Sampling]:
+    def samplings(self, max_tokens: int, prompt_tokens: int) -> list[Sampling]:
         """One for each choice. Choice i of a given seed uses seed + i · 0x9E3779B97F4A7C15 (mod 2^64), so choice 0
         equals a request for one choice with that seed; without a seed each choice draws its own.
+
+        Args:
+            max_tokens: where it is 0 the device may still generate one: it can do with none only if it has
+                log-probabilities of the prompt to give.
 
         Raises:
             ApiError: 400: fewer tokens than `min_tokens`.
         """
         if self.common.min_tokens > max_tokens:
             raise bad_value("min_tokens", f"'min_tokens' is over the {max_tokens} tokens to generate at most")
-        return [replace(self.common, max_tokens=max(max_tokens, 1), seed=self._seed(i)) for i in range(self.count)]
+        scored = self.scores_prompt and prompt_tokens > 1  # nothing gives the first one's
+        common = replace(self.common, max_tokens=max_tokens or int(not scored), prompt_logprobs=scored)
+        return [replace(common, seed=self._seed(i)) for i in range(self.count)]
 
     def _seed(self, choice: int) -> int:
         return secrets.randbits(64) if self.seed is None else (self.seed + choice * _SEED_STEP) & _MASK
@@ -97,7 +104,7 @@ def read_choices(request: CommonRequest, count: int, bias: Bias, vocab_size: int
         allow_only=bias.allow_only,
         logprobs=asked.of_device,
     )
-    return Choices(count, _seed(request.seed), bias, common)
+    return Choices(count, _seed(request.seed), bias, common, asked.scores_prompt)
 
 
 def read_text_rules(request: CommonRequest) -> TextRules:

@@ -63,7 +63,7 @@ class Plan:
     def _answering(self, bundle: TextBundle, number: int, prompt: Items[int], echo: Echo | None) -> Answering:
         detokenizer = bundle.detokenizer(self.rules.skip_special, self.rules.markers)
         if self.continues:
-            detokenizer.follow(prompt)
+            detokenizer.follow(prompt, shown=echo is not None)
         places = TokenPlaces(len(echo.text) if echo else 0) if self.asked.shown else None
         text = ChoiceText(detokenizer, self.rules, places, place_last=echo is not None)
         return Answering(number, text, self.asked, echo, self.only_prompt, self.parser() if self.parser else None)

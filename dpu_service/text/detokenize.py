@@ -22,9 +22,14 @@ _CONTEXT = 2
 class Detokenizer(Protocol):
     """Text of one sequence."""
 
-    def follow(self, prompt: Items[int]) -> None:
+    def follow(self, prompt: Items[int], *, shown: bool = False) -> None:
         """The text is to continue that of a prompt: its first space stays, and a character that the prompt has begun
-        comes whole. Before the first `feed` only."""
+        comes whole. Before the first `feed` only.
+
+        Args:
+            shown: the prompt's text is shown in front: a character that it begins and nothing ends comes as U+FFFD;
+                else it does not come.
+        """
 
     def feed(self, tokens: list[int]) -> str:
         """Text that is complete with these tokens."""
@@ -49,8 +54,9 @@ class ByteDetokenizer:
         self._table = table
         self._strip = strip
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._borrowed = b""
 
-    def follow(self, prompt: Items[int]) -> None:
+    def follow(self, prompt: Items[int], *, shown: bool = False) -> None:
         """See `Detokenizer`."""
         tail = b""
         for token in reversed(prompt):
@@ -60,11 +66,15 @@ class ByteDetokenizer:
         if tail:
             self._strip = 0
         self._decoder.decode(tail)
+        self._borrowed = b"" if shown else self._decoder.getstate()[0]
 
     def feed(self, tokens: list[int]) -> str:
         """See `Detokenizer`."""
         table = self._table
-        text = self._decoder.decode(b"".join([table[token] for token in tokens if token < len(table)]))
+        data = b"".join([table[token] for token in tokens if token < len(table)])
+        if self._borrowed and data:
+            self._settle(data[:1])
+        text = self._decoder.decode(data)
         return self._stripped(text) if self._strip and text else text
 
     def _bytes_of(self, token: int) -> bytes:
@@ -78,7 +88,17 @@ class ByteDetokenizer:
 
     def flush(self) -> str:
         """See `Detokenizer`."""
+        if self._borrowed:
+            self._settle(b"")
         return self._decoder.decode(b"", final=True)
+
+    def _settle(self, first: bytes) -> None:
+        """Forgets what the prompt has begun, unless this byte goes on with it."""
+        text = self._decoder.decode(first, final=not first)
+        self._decoder.reset()
+        if not text.startswith(_HALF):
+            self._decoder.decode(self._borrowed)
+        self._borrowed = b""
 
     @property
     def holds(self) -> bool:
@@ -98,14 +118,16 @@ class WindowDetokenizer:
         self._silent = silent
         self._shown: list[list[int]] = []
         self._pending: list[int] = []
+        self._borrowed = 0
 
-    def follow(self, prompt: Items[int]) -> None:
+    def follow(self, prompt: Items[int], *, shown: bool = False) -> None:
         """See `Detokenizer`."""
         audible = [token for token in prompt if token not in self._silent]
         recent = audible[-_CONTEXT_TOKENS:]
         held = next((n for n in range(min(_LONGEST_HOLD, len(recent) + 1)) if not self._ends_within(recent, n)), 0)
         cut = len(recent) - held
         self._shown, self._pending = [recent[:cut]] if cut else [], recent[cut:]
+        self._borrowed = 0 if shown else held
 
     def feed(self, tokens: list[int]) -> str:
         """See `Detokenizer`."""
@@ -133,7 +155,12 @@ class WindowDetokenizer:
 
     def _show(self) -> str:
         context = [token for group in self._shown for token in group]
-        text = self._decode(context + self._pending)[len(self._decode(context)) :]
+        before = len(self._decode(context))
+        text = self._decode(context + self._pending)[before:]
+        if self._borrowed and text.startswith(_HALF):  # nothing goes on with what the prompt has begun
+            self._pending = self._pending[self._borrowed :]
+            text = self._decode(context + self._pending)[before:]
+        self._borrowed = 0
         self._shown = [*self._shown, self._pending][-_CONTEXT:]
         self._pending = []
         return text

@@ -76,6 +76,9 @@ def test_a_character_that_the_prompt_begins_comes_whole(front: FrontEnd, stream:
     prompt = [*tiny_text.ids("a"), *emoji[:2]]
     assert joined(complete(front, prompt, stream=stream))[0] == "😀!"
     assert joined(complete(front, prompt, stream=stream, echo=True))[0] == "a😀!"
+    says(front, tiny_text.byte_ids(b"!"), every=0.002)
+    assert joined(complete(front, prompt, stream=stream))[0] == "!"
+    assert joined(complete(front, prompt, stream=stream, echo=True))[0] == "a\ufffd!"
 
 
 @EITHER_WAY

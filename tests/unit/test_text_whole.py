@@ -151,6 +151,17 @@ def test_an_answer_continues_its_prompt(kind: str, data: st.DataObject, skip: bo
     assert prompt + answer == decode(tokens, skip_special_tokens=skip)
 
 
+@pytest.mark.parametrize("kind", ["byte-level", "llama", "gemma"])
+@pytest.mark.parametrize("answer", ["", "x", "é", "😀"])
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_what_a_prompt_begins_and_no_answer_ends(kind: str, answer: str, cut: int) -> None:
+    for shown, broken in ((False, ""), (True, "\ufffd")):
+        detokenizer = bundle_of(kind).detokenizer(True)
+        detokenizer.follow(spell(kind, "a漢😀")[: 4 + cut], shown=shown)
+        text = "".join(detokenizer.feed([one]) for one in spell(kind, answer))
+        assert text + detokenizer.flush() == broken + answer
+
+
 def test_spaces_of_words_stay_behind_a_prompt() -> None:
     for kind in ("llama", "gemma", "metaspace"):
         the, a, start = (KINDS[kind]().token_to_id(name) for name in ("▁the", "▁a", "<s>"))

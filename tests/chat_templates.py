@@ -3,6 +3,13 @@ wording is not."""
 
 from __future__ import annotations
 
+import json
+from functools import cache
+
+from tokenizers import AddedToken, Tokenizer
+
+from tests import tiny_text
+
 CHATML = """\
 {%- for message in messages %}
     {%- if loop.first and message.role != 'system' %}
@@ -214,3 +221,18 @@ SPECIAL += ["[/TOOL_RESULTS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[ARGS
 """Control tokens that they write, beside those of `tiny_text`."""
 MARKERS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 """Tokens that are not special, as in Qwen's vocabularies."""
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """That of `tiny_text` with the tokens that these templates write."""
+    made = Tokenizer.from_str(tiny_text.tokenizer().to_str())
+    made.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    made.add_tokens([AddedToken(token, special=False) for token in MARKERS])
+    return made
+
+
+def files(template: str) -> dict[str, bytes]:
+    """Of a model with one of these templates, as the control plane hands them out."""
+    config = {"bos_token": tiny_text.BOS, "eos_token": tiny_text.EOS, "chat_template": ALL[template]}
+    return {"tokenizer.json": tokenizer().to_str().encode(), "tokenizer_config.json": json.dumps(config).encode()}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from dpu_service.api.errors import ApiError, bad_value, unsupported
 from dpu_service.api.messages import check_can_be_continued, final_text, template_messages
-from dpu_service.api.nesting import MOST_NESTED, is_nested_deeply, size
+from dpu_service.api.nesting import check_limits
 from dpu_service.api.prompts import too_long
 from dpu_service.api.requests import ChatRequest, Message, TokenizeRequest
 from dpu_service.api.tools import ToolUse
@@ -14,19 +15,33 @@ from dpu_service.text.conversation import Conversation
 from dpu_service.text.encoder import TextEncoder, TextTooLongError
 from dpu_service.text.template import ChatTemplateError
 
-MOST_VARIABLES_SIZE = 16 << 10
-"""Of `chat_template_kwargs`: characters of its texts, and 1 for each value."""
+MOST_VARIABLE_CHARACTERS = 16 << 10
+"""Of `chat_template_kwargs`."""
+READING_COST = 1 / 32
+"""Of checking a byte of a body, in characters tokenised."""
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
 
 
-def read_conversation(
-    messages: list[Message], request: ChatRequest | TokenizeRequest, tools: ToolUse, encoder: TextEncoder, window: int
+async def read_conversation(
+    messages: list[Message],
+    request: ChatRequest | TokenizeRequest,
+    tools: ToolUse,
+    encoder: TextEncoder,
+    window: int,
+    body_bytes: int,
 ) -> Conversation:
-    """Checks all that goes into the prompt.
+    """Checks all that goes into the prompt, in a thread where the body is long.
 
     Raises:
         ApiError: 400, naming the field.
     """
+    work = partial(_read, messages, request, tools, encoder, window)
+    return await encoder.run(int(body_bytes * READING_COST), work)
+
+
+def _read(
+    messages: list[Message], request: ChatRequest | TokenizeRequest, tools: ToolUse, encoder: TextEncoder, window: int
+) -> Conversation:
     if len(messages) > window:  # each one is a token at least
         raise too_long(len(messages), window, "messages")
     conversation = Conversation(
@@ -41,6 +56,7 @@ def read_conversation(
         check_can_be_continued(conversation.messages)
     if tools.opening and not conversation.add_generation_prompt:
         raise bad_value("tool_choice", "a call cannot be forced without a generation prompt to begin it behind")
+    conversation.measure()
     return conversation
 
 
@@ -87,8 +103,5 @@ def _variables(given: dict[str, Any], encoder: TextEncoder) -> dict[str, Any]:
     for name in given:
         if name in _RESERVED or name in encoder.bundle.template_constants:
             raise bad_value(f"{at}.{name}", f"'{at}' must not have '{name}', which the server gives to the template")
-    if is_nested_deeply(given):
-        raise bad_value(at, f"'{at}' is nested deeper than {MOST_NESTED} levels")
-    if size(given) > MOST_VARIABLES_SIZE:
-        raise bad_value(at, f"'{at}' may have at most {MOST_VARIABLES_SIZE} characters in all")
+    check_limits(at, given, MOST_VARIABLE_CHARACTERS)
     return given

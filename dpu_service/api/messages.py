@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from dpu_service.api.errors import ApiError, bad_value, unsupported
+from dpu_service.api.errors import bad_value, unsupported
 from dpu_service.api.fields import ROLES
-from dpu_service.api.nesting import MOST_NESTED, is_nested_deeply
+from dpu_service.api.nesting import check_limits
 from dpu_service.api.requests import Message, ToolCall
 from dpu_service.text.tools.call_object import NAME
 
@@ -104,6 +104,5 @@ def _arguments(at: str, call: ToolCall) -> dict[str, Any]:
         arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise bad_value(at, f"'{at}' must be a JSON object, as a string") from error
-    if is_nested_deeply(arguments):
-        raise ApiError(400, f"'{at}' is nested deeper than {MOST_NESTED} levels", param=at, code="invalid_value")
+    check_limits(at, arguments)
     return arguments

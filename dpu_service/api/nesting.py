@@ -4,33 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-MOST_NESTED = 32
-"""Levels of lists and objects, so that nothing that walks a value meets Python's recursion limit."""
+from dpu_service.api.errors import bad_value
+
+MOST_LEVELS = 32
+"""Lists and objects within each other, so that nothing that walks a value meets Python's recursion limit."""
+MOST_VALUES = 1 << 16
+MOST_CHARACTERS = 1 << 20
 
 
-def is_nested_deeply(value: Any) -> bool:
-    """Whether it has more levels than `MOST_NESTED`."""
-    level = [value]
-    for _ in range(MOST_NESTED + 1):
-        level = [inner for one in level for inner in _inside(one)]
-        if not level:
-            return False
-    return True
+def check_limits(at: str, value: Any, most_characters: int = MOST_CHARACTERS) -> None:
+    """Looks at no more of a value than the limits say.
 
+    Args:
+        most_characters: of all texts together, the names in objects included.
 
-def size(value: Any) -> int:
-    """Characters of all texts, keys included, and 1 for each value."""
-    total, waiting = 0, [value]
+    Raises:
+        ApiError: 400: too deep, too many values, or too much text.
+    """
+    values = characters = 0
+    waiting = [(value, 0)]
     while waiting:
-        one = waiting.pop()
-        total += 1 + (len(one) if isinstance(one, str) else 0)
-        if isinstance(one, dict):
-            total += sum(map(len, one))
-        waiting += _inside(one)
-    return total
-
-
-def _inside(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []
+        one, level = waiting.pop()
+        values += 1
+        if level > MOST_LEVELS:
+            raise bad_value(at, f"'{at}' is nested deeper than {MOST_LEVELS} levels")
+        if isinstance(one, str):
+            characters += len(one)
+        elif isinstance(one, dict | list):
+            if values + len(waiting) + len(one) > MOST_VALUES:
+                raise bad_value(at, f"'{at}' has more than {MOST_VALUES} values")
+            inner = one.values() if isinstance(one, dict) else one
+            characters += sum(map(len, one)) if isinstance(one, dict) else 0
+            waiting += [(item, level + 1) for item in inner]
+        if characters > most_characters:
+            raise bad_value(at, f"'{at}' has more than {most_characters} characters")

@@ -88,7 +88,7 @@ async def prepare_chat(serving: Serving, body: bytes) -> Prepared:
     encoder, window = serving.encoder, serving.geometry.window
     tools = read_tools(request.tools, request.tool_choice, request.parallel_tool_calls, encoder)
     rules = replace(read_text_rules(request), markers=tools.markers)
-    conversation = read_conversation(request.messages, request, tools, encoder, window)
+    conversation = await read_conversation(request.messages, request, tools, encoder, window, len(body))
     echo = echoed(request, conversation)
     prompt = await chat_prompt(conversation, encoder, window)
     param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"

@@ -29,10 +29,11 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
         ApiError: what is wrong with the request.
     """
     serving = _serving(service)
-    request = read_request(await _body(service, exchange), TokenizeRequest)
+    body = await _body(service, exchange)
+    request = read_request(body, TokenizeRequest)
     _check_model(serving, request.model)
     refuse_unbuilt(request)
-    tokens = await _tokens(serving, request)
+    tokens = await _tokens(serving, request, len(body))
     names = serving.encoder.bundle.tokenizer.id_to_token
     answer: dict[str, Any] = {
         "count": len(tokens),
@@ -81,7 +82,7 @@ def _rules(serving: Serving, add_special: bool = True) -> PromptRules:
     return PromptRules(geometry.vocab_size, 1, geometry.window, add_special=add_special)
 
 
-async def _tokens(serving: Serving, request: TokenizeRequest) -> list[int]:
+async def _tokens(serving: Serving, request: TokenizeRequest, body_bytes: int) -> list[int]:
     if (request.prompt is None) == (request.messages is None):
         raise bad_value("prompt", "either 'prompt' or 'messages' must be given")
     if request.prompt is not None:
@@ -92,7 +93,8 @@ async def _tokens(serving: Serving, request: TokenizeRequest) -> list[int]:
     assert request.messages is not None
     encoder, window = serving.encoder, serving.geometry.window
     tools = read_tools(request.tools, None, None, encoder)
-    return await chat_prompt(read_conversation(request.messages, request, tools, encoder, window), encoder, window)
+    conversation = await read_conversation(request.messages, request, tools, encoder, window, body_bytes)
+    return await chat_prompt(conversation, encoder, window)
 
 
 def _decode(serving: Serving, tokens: list[int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpu_service.api.errors import bad_value, unsupported
-from dpu_service.api.nesting import MOST_NESTED, is_nested_deeply
+from dpu_service.api.nesting import check_limits
 from dpu_service.text.tools.call_object import NAME
 
 MOST_TOOLS = 128
@@ -23,8 +23,7 @@ def check_tools(tools: list[dict[str, Any]]) -> dict[str, Any]:
     """
     if len(tools) > MOST_TOOLS:
         raise bad_value("tools", f"'tools' may have at most {MOST_TOOLS} tools")
-    if is_nested_deeply(tools):
-        raise bad_value("tools", f"'tools' is nested deeper than {MOST_NESTED} levels")
+    check_limits("tools", tools)
     schemas: dict[str, Any] = {}
     for i, tool in enumerate(tools):
         name, schema = _check_tool(f"tools[{i}]", tool)
@@ -62,7 +61,7 @@ def _check_parameters(at: str, schema: Any) -> None:
 
 
 def _check_schema(at: str, schema: Any) -> None:
-    """The parts that everybody uses; others are not looked at. At most `MOST_NESTED` deep."""
+    """The parts that everybody uses; others are not looked at. `check_limits` bounds the depth."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from dpu_service.text.marking import texts_in
@@ -36,12 +37,16 @@ class Conversation:
         """All that came from outside."""
         return [self.messages, self.tools, self.variables]
 
-    @property
+    def measure(self) -> None:
+        """Finds out its sizes now, which takes long where there are many texts."""
+        _ = self.message_characters, self.cost
+
+    @cached_property
     def message_characters(self) -> int:
         """Characters of all contents, which the prompt has at least."""
         return sum(len(text) for message in self.messages for text in texts_in(message["content"]))
 
-    @property
+    @cached_property
     def cost(self) -> int:
         """Of rendering and tokenising it, in characters tokenised."""
         return sum(map(len, texts_in(self.outside))) + MESSAGE_CHARACTERS * len(self.messages)

@@ -197,10 +197,17 @@ class DeviceDriver(HandPlanner):
 
 @dataclass(frozen=True)
 class Known:
-    """A sequence of which all tokens are given beforehand: a prompt, and what stands in for sampled tokens."""
+    """A sequence of which all tokens are given beforehand: a prompt, scored or not, and what stands in for sampled
+    tokens."""
 
     tokens: list[int]
     prompt_tokens: int
+    scored: bool = False
+
+    @property
+    def positions(self) -> range:
+        """Of the tokens that have logits."""
+        return range(1 if self.scored else self.prompt_tokens, len(self.tokens))
 
 
 class ScheduledDriver:
@@ -258,6 +265,8 @@ class ScheduledDriver:
             memory.heap[0][offset : offset + len(prompt)] = prompt
             record["prompt_offset"], record["prompt_tokens"], record["top_p"] = offset, len(prompt), 1.0
             record["max_tokens"] = len(sequence.tokens) - len(prompt)
+            record["flags"] = arena.SubmitFlag.PROMPT_LOGPROBS * sequence.scored
+            record["logprobs"] = sequence.scored
             record["commit"] = arena.pack_commit_word(1, 1)
             offset += len(prompt)
 

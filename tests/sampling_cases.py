@@ -55,8 +55,10 @@ WAYS: list[dict[str, Any]] = [
     {"temperature": 1, "logprobs": 1},
     {"temperature": 0, "logprobs": 21},
     {"temperature": 1, "logprobs": 6, "bias": 30, "presence_penalty": 2, "masked": True},
+    {"known": True, "logprobs": 1},
+    {"known": True, "logprobs": 6, "temperature": 1, "top_p": 0.5},
 ]
-"""Fields of SampleRow and SampleExtras; `bias`: number of entries; `masked`: with MASK_STOPS."""
+"""Fields of SampleRow and SampleExtras; `bias`: number of entries; `masked`: with MASK_STOPS; `known`: with KNOWN."""
 
 EXTRAS = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "allow_only")
 
@@ -96,6 +98,8 @@ def _fill(
     extras["stop_count"], extras["stop_tokens"][:2] = 2, rng.choice(vocabulary, 2)
     if way.get("masked"):
         row["flags"] = layout.RowFlag.EXTRAS | layout.RowFlag.MASK_STOPS
+    if way.get("known"):
+        row["flags"] = layout.RowFlag.KNOWN
     count = min(way.get("bias", 0), vocabulary)
     extras["bias_count"] = count
     slots.bias["token"][slot, :count] = np.sort(rng.choice(vocabulary, count, replace=False))

@@ -12,7 +12,7 @@ struct Row {
   layout::SampleRow how;
   const layout::SampleExtras* extras;  // of the row's slot, like the rest
   const layout::BiasEntry* bias;       // [extras->bias_count]
-  const uint32_t* history;             // [how.position]
+  const uint32_t* history;             // [how.position], and the row's own token where it is KNOWN
   float* adjusted;                     // [vocab] room for the changed logits
 
   BLINK_FN bool has(layout::RowFlag flag) const { return (how.flags & static_cast<uint32_t>(flag)) != 0; }

@@ -1,4 +1,4 @@
-// Log-probabilities of the sampled token and of the most likely ones, of the model's own distribution: before bias,
+// Log-probabilities of a row's token, sampled or known, and of the most likely ones, of the model's own distribution: before bias,
 // penalties, temperature and truncation. Written on the executor of `sampling_core.h`.
 #pragma once
 #include "kernels/adjust.h"
@@ -28,7 +28,7 @@ BLINK_FN uint32_t rank_of(const Exec& exec, const Row& row, uint64_t key) {
   return static_cast<uint32_t>(exec.sum(above)) + 1;
 }
 
-// Fills `out` for a sampled token: its own log-probability and those of the how.logprobs - 1 best.
+// Fills `out` for the row's token: its own log-probability and those of the how.logprobs - 1 best.
 template <class Exec>
 BLINK_APART void report(const Exec& exec, Scratch& scratch, const Row& row, uint32_t token, layout::RowLogprobs& out) {
   const float top = logit_of(best_key(exec, row.logits, row.vocab));
@@ -57,13 +57,26 @@ BLINK_APART void report(const Exec& exec, Scratch& scratch, const Row& row, uint
   });
 }
 
-// Samples one row, and its log-probabilities if it asks for them: the token, or -1 when there is none to sample.
+// The token of a row that samples, or -1 when there is none.
 template <class Exec>
-BLINK_FN int32_t sample_row(const Exec& exec, Scratch& scratch, const Row& row, layout::RowLogprobs* out) {
+BLINK_FN int32_t sampled_of(const Exec& exec, Scratch& scratch, const Row& row) {
   const bool extras = row.has(layout::RowFlag::EXTRAS);
   if (extras) adjust(exec, row);
   const float* logits = extras ? row.adjusted : row.logits;
-  const int32_t token = sample(exec, scratch, logits, row.vocab, row.how, extras ? row.extras->min_p : 0.0f);
+  return sample(exec, scratch, logits, row.vocab, row.how, extras ? row.extras->min_p : 0.0f);
+}
+
+// The known token of a row, or -1 when no logit is a number above minus infinity.
+template <class Exec>
+BLINK_FN int32_t known_of(const Exec& exec, const Row& row) {
+  const uint32_t token = row.history[row.how.position];
+  return best_key(exec, row.logits, row.vocab) == 0 || token >= row.vocab ? -1 : static_cast<int32_t>(token);
+}
+
+// The token of a row, sampled or known, with its log-probabilities if it asks for them; or -1.
+template <class Exec>
+BLINK_FN int32_t sample_row(const Exec& exec, Scratch& scratch, const Row& row, layout::RowLogprobs* out) {
+  const int32_t token = row.has(layout::RowFlag::KNOWN) ? known_of(exec, row) : sampled_of(exec, scratch, row);
   if (row.how.logprobs != 0 && token >= 0) report(exec, scratch, row, static_cast<uint32_t>(token), *out);
   return token;
 }

@@ -10,7 +10,8 @@ A token is chosen in this order; `reference_probabilities` says the same in plai
 6. Temperature; top-k; top-p, of the probabilities that top-k left; min-p, a share of the best token's probability.
 7. One draw by Philox4x32-10, keyed by (seed, position), over what is left in order of token id.
 
-Log-probabilities are those of the model's own distribution: before all of this.
+Log-probabilities are those of the model's own distribution: before all of this. A row whose token is KNOWN, one of the
+prompt, does nothing else: its result is that token.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from blink_proto import arena
 from gpu_runtime.native import load_library
+from gpu_runtime.scheduler.layout import RowFlag
 
 GREEDY_BELOW = 1e-3
 """Temperatures below this are greedy."""
@@ -79,7 +81,7 @@ def sample(
     slots: Slots | None = None,
     logprobs: NDArray[np.void] | None = None,
 ) -> NDArray[np.int32]:
-    """One token for each row.
+    """One token for each row, sampled or known.
 
     Args:
         logits: float32 [rows, vocabulary], contiguous.
@@ -88,7 +90,8 @@ def sample(
         logprobs: layout.RowLogprobs [rows], filled for rows that ask for log-probabilities; needed when one does.
 
     Returns:
-        int32 [rows]; -1 where no logit is a number above minus infinity, or all such tokens are forbidden.
+        int32 [rows]; -1 where no logit is a number above minus infinity, all such tokens are forbidden, or the known
+        token is outside the vocabulary.
 
     Raises:
         ValueError: shapes or types do not fit, or something needed is missing.
@@ -119,7 +122,8 @@ def _take_slots(job: _Job, rows: NDArray[np.void], slots: Slots | None) -> None:
         raise ValueError("history, extras and bias are not of the same slots")
     if not all(part.flags.c_contiguous for part in (slots.history, slots.extras, slots.bias)):
         raise ValueError("history, extras and bias must be contiguous")
-    if rows["slot"].max() >= count or rows["position"].max() > window:
+    known = (rows["flags"] & RowFlag.KNOWN) != 0
+    if rows["slot"].max() >= count or (rows["position"] + known).max() > window:
         raise ValueError("a row names a slot or a position that is not there")
     job.extras, job.bias = slots.extras.ctypes.data, slots.bias.ctypes.data
     job.history, job.window = slots.history.ctypes.data, window

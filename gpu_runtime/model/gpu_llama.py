@@ -118,7 +118,7 @@ class GpuLlama:
     Args:
         window: positions that the rotary tables cover.
         plan: where the scheduler writes what the steps are to compute.
-        max_running: entries of a step's work list at most, and so its sampled tokens.
+        max_running: entries of a step's work list at most, and of its rows.
         overlap: let kernels start beside the ones in front, where the device can.
         fuse: rotate and store within attention where all works are decodes, rather than by a kernel in front of it.
         release: when the kernel behind attention may start, where kernels overlap.

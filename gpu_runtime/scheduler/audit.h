@@ -30,7 +30,9 @@ inline const char* audit_sequence(const State& state, const Sequence& sequence) 
   const bool running = sequence.status == Status::kRunning;
   if (sequence.status == Status::kFree) return "a free sequence stands in the order";
   if (!running && sequence.blocks != 0) return "a sequence that does not run holds blocks";
-  if (running && sequence.computed >= sequence.length) return "a running sequence has nothing left to compute";
+  if (running && sequence.computed + (sequence.max_tokens == 0) >= sequence.length) {
+    return "a running sequence has nothing left to compute";
+  }
   if (sequence.blocks > sequence.reserved) return "a sequence holds more blocks than it reserved";
   const uint64_t planned = uint64_t{sequence.computed} + (running ? sequence.query : 0);
   if (running && uint64_t{sequence.blocks} * state.config.block_tokens < planned) return "blocks are missing";
@@ -52,6 +54,7 @@ inline const char* audit_table(const State& state) {
   for (int count : seen) {
     if (count != 1) return "a slot is lost or stands twice";
   }
+  if (state.header.rows > state.config.max_running) return "more rows than there is room for";
   if (running != state.running || reserved != state.reserved_blocks) return "running or reserved is miscounted";
   if (running > state.config.max_running || reserved > state.config.blocks - 1) return "over-committed";
   return nullptr;

@@ -26,34 +26,47 @@ BLINK_FN void allocate_blocks(const Exec& exec, State& state) {
 
 BLINK_FN bool samples(const Sequence& sequence) { return sequence.computed + sequence.query == sequence.length; }
 
-// RowFlag bits of the row that samples a sequence's token after `length` of them.
-BLINK_FN uint32_t row_flags(const Sequence& sequence, uint32_t length) {
-  const bool mask = length - sequence.prompt_tokens < sequence.min_tokens;
+// Sample rows of a planned sequence: one for each of its tokens while it scores its prompt.
+BLINK_FN uint32_t rows_of(const Sequence& sequence) {
+  return scores(sequence) ? sequence.query : static_cast<uint32_t>(samples(sequence));
+}
+
+// RowFlag bits of the row of a sequence's token at a position.
+BLINK_FN uint32_t row_flags(const Sequence& sequence, uint32_t position) {
+  if (position < sequence.length) return static_cast<uint32_t>(layout::RowFlag::KNOWN);
+  const bool mask = position - sequence.prompt_tokens < sequence.min_tokens;
   return (sequence.extras ? static_cast<uint32_t>(layout::RowFlag::EXTRAS) : 0) |
          (mask ? static_cast<uint32_t>(layout::RowFlag::MASK_STOPS) : 0);
 }
 
-BLINK_FN void write_row(State& state, uint32_t slot, uint32_t row, uint32_t token_index) {
+// The row of the token at a position of the sequence, from the logits of the step's token at `token_index`.
+BLINK_FN void write_row(State& state, uint32_t slot, uint32_t row, uint32_t token_index, uint32_t position) {
   const Sequence& sequence = state.sequences[slot];
-  const uint32_t flags = row_flags(sequence, sequence.length);
-  state.rows[row] =
-      layout::SampleRow{token_index,    slot,          sequence.length, sequence.top_k,   sequence.temperature,
-                        sequence.top_p, sequence.seed, flags,           sequence.logprobs};
+  state.rows[row] = layout::SampleRow{token_index,
+                                      slot,
+                                      position,
+                                      sequence.top_k,
+                                      sequence.temperature,
+                                      sequence.top_p,
+                                      sequence.seed,
+                                      row_flags(sequence, position),
+                                      sequence.logprobs};
   if (sequence.logprobs != 0) state.header.logprobs = 1;  // the same word from any thread
 }
 
-// Enters a sequence into the work list at `index`, with its tokens from `start` and, if it samples, in row `row`.
+// Enters a sequence into the work list at `index`, with its tokens from `start` and its rows, if it has any, from `row`
+// on. Of a sequence that scores its prompt, the rows are written with the tokens.
 BLINK_FN void write_work(State& state, uint32_t slot, uint32_t index, uint32_t start, uint32_t row) {
   const Sequence& sequence = state.sequences[slot];
-  const bool sampling = samples(sequence);
+  const uint32_t rows = rows_of(sequence);
   state.works[index] = layout::Work{slot,
                                     start,
                                     sequence.query,
                                     sequence.computed + sequence.query,
-                                    sampling ? row : kNone,
+                                    rows != 0 ? row : kNone,
                                     sequence.channel,
                                     sequence.position};
-  if (sampling) write_row(state, slot, row, start + sequence.query - 1);
+  if (rows != 0 && !scores(sequence)) write_row(state, slot, row, start + sequence.query - 1, sequence.length);
 }
 
 // Decodes first, then prompt chunks, each by arrival. Sets the header's counts.
@@ -71,7 +84,7 @@ BLINK_FN void write_works(const Exec& exec, State& state) {
   // Three counts in one scan: works in the low 16 bits, rows in the next 16, tokens above.
   const auto share = [&](uint32_t i) -> uint64_t {
     if (!has_chunk(i)) return 0;
-    return uint64_t{sequence_at(i).query} << 32 | uint64_t{samples(sequence_at(i))} << 16 | 1;
+    return uint64_t{sequence_at(i).query} << 32 | uint64_t{rows_of(sequence_at(i))} << 16 | 1;
   };
   const uint64_t sum = exec.scan(state.live, share, [&](uint32_t i, uint64_t before) {
     if (!has_chunk(i)) return;
@@ -151,7 +164,12 @@ BLINK_FN void write_tokens(const Exec& exec, State& state) {
   exec.each(state.header.decode_works, [&](uint32_t w) { write_token(state, state.works[w], 0); });
   for (uint32_t w = state.header.decode_works; w < state.header.works; ++w) {
     const layout::Work& work = state.works[w];
-    exec.each(work.query_tokens, [&](uint32_t k) { write_token(state, work, k); });
+    const bool scoring = state.scoring != 0 && scores(state.sequences[work.slot]);
+    const uint32_t before = work.context_tokens - work.query_tokens;
+    exec.each(work.query_tokens, [&](uint32_t k) {
+      write_token(state, work, k);
+      if (scoring) write_row(state, work.slot, work.row + k, work.query_start + k, before + k + 1);
+    });
   }
   const uint32_t padding = state.header.bucket - state.header.tokens;
   exec.each(padding, [&](uint32_t k) {

@@ -5,7 +5,7 @@
 namespace blink {
 
 BLINK_FN bool is_stop_token(const State& state, const Sequence& sequence, uint32_t token) {
-  const bool eos_counts = (sequence.flags & static_cast<uint32_t>(arena::SubmitFlag::IGNORE_EOS)) == 0;
+  const bool eos_counts = !has_flag(sequence.flags, arena::SubmitFlag::IGNORE_EOS);
   for (uint32_t i = 0; eos_counts && i < state.config.eos_count; ++i) {
     if (state.config.eos_tokens[i] == token) return true;
   }
@@ -40,6 +40,38 @@ BLINK_FN uint64_t prompt_tokens_of(const State& state, const layout::Work& work)
   return (after < prompt ? after : prompt) - (before < prompt ? before : prompt);
 }
 
+// Whether the row's token is one of the prompt, which was only scored.
+BLINK_FN bool is_known(const State& state, uint32_t r) {
+  return state.scoring != 0 && (state.rows[r].flags & static_cast<uint32_t>(layout::RowFlag::KNOWN)) != 0;
+}
+
+// Whether the row is the last one of a sequence that only scores its prompt.
+BLINK_FN bool ends_scoring(const State& state, uint32_t r, const Sequence& sequence) {
+  return sequence.max_tokens == 0 && state.rows[r].position + 1 == sequence.prompt_tokens;
+}
+
+// A row of a known token comes to no token only where the logits are no numbers: that ends the sequence.
+BLINK_FN void check_known(State& state, uint32_t r) {
+  if (is_known(state, r) && sampled_token(state, r) >= state.config.vocab_size) {
+    Sequence& sequence = state.sequences[state.rows[r].slot];
+    sequence.finish = arena::Finish::ERROR;  // the same words from any thread
+    sequence.error = arena::ErrorCode::BAD_SAMPLE;
+  }
+}
+
+BLINK_FN void take_row(State& state, uint32_t r) {
+  const uint32_t slot = state.rows[r].slot;
+  Sequence& sequence = state.sequences[slot];
+  const bool known = is_known(state, r);
+  if (known && !ends_scoring(state, r, sequence)) return;  // another row of the sequence decides
+  if (sequence.finish == arena::Finish::ERROR) return;
+  if (known) {
+    sequence.finish = arena::Finish::LENGTH;
+  } else {
+    take_token(state, slot, sampled_token(state, r));
+  }
+}
+
 template <class Exec>
 BLINK_FN void harvest(const Exec& exec, State& state) {
   const uint64_t prompt_tokens = exec.scan(
@@ -50,11 +82,22 @@ BLINK_FN void harvest(const Exec& exec, State& state) {
     Sequence& sequence = state.sequences[state.works[w].slot];
     sequence.computed += state.works[w].query_tokens;
   });
-  exec.each(state.header.rows, [&](uint32_t r) { take_token(state, state.rows[r].slot, sampled_token(state, r)); });
+  if (state.scoring != 0) exec.each(state.header.rows, [&](uint32_t r) { check_known(state, r); });
+  exec.each(state.header.rows, [&](uint32_t r) { take_row(state, r); });
 }
 
-// What a sampled row adds to the counters, in four fields of 16 bits: ends by STOP, LENGTH and ERROR, and tokens.
-BLINK_FN uint64_t tally(const Sequence& sequence) {
+// Whether nothing is said of a row: all but the first row of a sequence that ended by an error.
+BLINK_FN bool is_silent(const State& state, uint32_t r, const Sequence& sequence) {
+  return sequence.finish == arena::Finish::ERROR && r > 0 && state.rows[r - 1].slot == state.rows[r].slot;
+}
+
+// What a row adds to the counters, in four fields of 16 bits: ends by STOP, LENGTH and ERROR, and sampled tokens.
+BLINK_FN uint64_t tally(const State& state, uint32_t r) {
+  const Sequence& sequence = state.sequences[state.rows[r].slot];
+  if (is_silent(state, r, sequence)) return 0;
+  if (is_known(state, r) && sequence.finish != arena::Finish::ERROR) {
+    return ends_scoring(state, r, sequence) ? uint64_t{1} << 16 : 0;
+  }
   switch (sequence.finish) {
     case arena::Finish::STOP:
       return uint64_t{1} << 48 | 1;
@@ -102,27 +145,46 @@ BLINK_FN void publish_logprobs(const Exec& exec, const State& state) {
   });
 }
 
+// Records that a row brings.
+BLINK_FN uint32_t records_of(const State& state, uint32_t r, const Sequence& sequence) {
+  if (sequence.finish == arena::Finish::ERROR) return !is_silent(state, r, sequence);
+  return records_per_token(sequence) + ends_scoring(state, r, sequence);
+}
+
+// What a row's first record says; its LOGPROB records follow.
+BLINK_FN Record record_of(const State& state, uint32_t r, const Sequence& sequence) {
+  using arena::RecordKind;
+  if (sequence.finish == arena::Finish::ERROR) {
+    return {RecordKind::END, sequence.finish, sequence.error, sequence.position, 0};
+  }
+  if (is_known(state, r)) {
+    const uint32_t token = history_of(state, state.rows[r].slot)[state.rows[r].position];
+    return {RecordKind::PROMPT_TOKEN, arena::Finish::NONE, arena::ErrorCode::NONE, sequence.position, token};
+  }
+  return {RecordKind::TOKEN, sequence.finish, sequence.error, sequence.position, sampled_token(state, r)};
+}
+
+BLINK_FN void publish_row(State& state, uint32_t r, const Sequence& sequence, uint32_t rank) {
+  if (is_silent(state, r, sequence)) return;
+  const uint64_t at = state.channels[sequence.channel].log_next + rank;
+  if (sequence.logprobs != 0) state.log_at[r] = at;
+  write_record(state, sequence.channel, at, record_of(state, r, sequence));
+  if (sequence.finish == arena::Finish::ERROR || !ends_scoring(state, r, sequence)) return;
+  const Record end{arena::RecordKind::END, sequence.finish, sequence.error, sequence.position, 0};
+  write_record(state, sequence.channel, at + records_per_token(sequence), end);
+}
+
 template <class Exec>
 BLINK_FN void publish(const Exec& exec, State& state) {
   const auto sequence_at = [&](uint32_t r) -> const Sequence& { return state.sequences[state.rows[r].slot]; };
   const auto channel_of = [&](uint32_t r) { return sequence_at(r).channel; };
-  const auto records = [&](uint32_t r) {
-    return sequence_at(r).finish == arena::Finish::ERROR ? 1 : records_per_token(sequence_at(r));
-  };
+  const auto records = [&](uint32_t r) -> uint32_t { return records_of(state, r, sequence_at(r)); };
   exec.rank(state.header.rows, state.config.channels, state.counts, channel_of, records,
-            [&](uint32_t r, uint32_t rank) {
-              const Sequence& sequence = sequence_at(r);
-              const bool bad = sequence.finish == arena::Finish::ERROR;
-              const Record record{bad ? arena::RecordKind::END : arena::RecordKind::TOKEN, sequence.finish,
-                                  sequence.error, sequence.position, bad ? 0 : sampled_token(state, r)};
-              const uint64_t at = state.channels[sequence.channel].log_next + rank;
-              if (sequence.logprobs != 0) state.log_at[r] = at;
-              write_record(state, sequence.channel, at, record);
-            });
+            [&](uint32_t r, uint32_t rank) { publish_row(state, r, sequence_at(r), rank); });
   if (state.header.logprobs != 0) publish_logprobs(exec, state);
   exec.each(state.config.channels, [&](uint32_t c) { state.channels[c].log_next += state.counts[c]; });
   const uint64_t told = exec.scan(
-      state.header.rows, [&](uint32_t r) { return tally(state.sequences[state.rows[r].slot]); },
+      state.header.rows, [&](uint32_t r) { return tally(state, r); },
       [](uint32_t, uint64_t) {});
   exec.leader([&] { count_finishes(state, told); });
   const bool ended = (told & kEndedMask) != 0;

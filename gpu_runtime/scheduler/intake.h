@@ -62,7 +62,7 @@ BLINK_FN bool wants_extras(const arena::SubmitRecord& record) {
 }
 
 BLINK_FN void write_extras(State& state, uint32_t slot, const arena::SubmitRecord& record) {
-  const bool ignore_eos = (record.flags & static_cast<uint32_t>(arena::SubmitFlag::IGNORE_EOS)) != 0;
+  const bool ignore_eos = has_flag(record.flags, arena::SubmitFlag::IGNORE_EOS);
   layout::SampleExtras extras{};
   extras.min_p = record.min_p;
   extras.repetition_penalty = record.repetition_penalty == 0.0f ? 1.0f : record.repetition_penalty;
@@ -70,7 +70,7 @@ BLINK_FN void write_extras(State& state, uint32_t slot, const arena::SubmitRecor
   extras.frequency_penalty = record.frequency_penalty;
   extras.prompt_tokens = record.prompt_tokens;
   extras.bias_count = record.bias_count;
-  extras.allow_only = (record.flags & static_cast<uint32_t>(arena::SubmitFlag::ALLOW_ONLY)) != 0;
+  extras.allow_only = has_flag(record.flags, arena::SubmitFlag::ALLOW_ONLY);
   for (uint32_t i = 0; !ignore_eos && i < state.config.eos_count; ++i) {
     extras.stop_tokens[extras.stop_count++] = state.config.eos_tokens[i];
   }

@@ -13,7 +13,7 @@
 namespace blink::layout {
 
 inline constexpr uint32_t kVersion = 1;
-inline constexpr uint64_t kLayoutHash = 0x13A421B04DD21BABull;
+inline constexpr uint64_t kLayoutHash = 0x35041896629B1E23ull;
 inline constexpr uint32_t MAX_EOS_TOKENS = 0x10u;  // stop tokens a model may have
 inline constexpr uint32_t MAX_BUCKETS = 0x40u;  // sizes of step graphs at most
 inline constexpr uint32_t MAX_CANCELS_PER_STEP = 0x20u;  // cancel records taken in one step at most, over all channels
@@ -37,8 +37,9 @@ enum class Command : uint32_t {
 enum class RowFlag : uint32_t {
   EXTRAS = 1u,  // the slot's SampleExtras count; without it they are not looked at
   MASK_STOPS = 2u,  // min_tokens are not yet generated: the tokens in SampleExtras.stop_tokens may not be sampled
+  KNOWN = 4u,  // nothing is sampled: the token is the one that the slot's history has at `position`, and only its log-probabilities are wanted
 };
-inline constexpr uint32_t kRowFlagAll = 1u | 2u;
+inline constexpr uint32_t kRowFlagAll = 1u | 2u | 4u;
 
 // sizes and limits, fixed for the life of a scheduler
 struct alignas(8) SchedulerConfig {
@@ -91,7 +92,7 @@ struct alignas(8) StepHeader {
   uint32_t tokens;  // tokens of the step
   uint32_t bucket;  // size of its step graph: the smallest bucket that holds the tokens
   uint32_t works;  // entries of the work list
-  uint32_t rows;  // tokens to sample
+  uint32_t rows;  // entries of the sample rows
   uint32_t decode_works;  // the first so many works have one query token each
   uint32_t live;  // sequences in the table after the step was planned
   uint32_t stopped;  // 1 when the chain must end
@@ -124,7 +125,7 @@ struct alignas(8) Work {
   uint32_t query_start;  // index of its first token in the step
   uint32_t query_tokens;  // its tokens in the step
   uint32_t context_tokens;  // KV positions of the sequence after the step
-  uint32_t row;  // its sample row, or 2^32 - 1 when it does not sample
+  uint32_t row;  // its first sample row, or 2^32 - 1 when it has none
   uint32_t channel;  // channel of the sequence
   uint64_t position;  // the submission's position in the submit ring
 };
@@ -154,17 +155,17 @@ static_assert(offsetof(Tile, base) == 8);
 static_assert(offsetof(Tile, count) == 12);
 #endif
 
-// how to sample one token
+// how to sample one token, or which known one to give log-probabilities of
 struct alignas(8) SampleRow {
   uint32_t token_index;  // index in the step of the token whose logits are used
   uint32_t slot;  // row of the sequence table
-  uint32_t position;  // index in the sequence of the token to be sampled: counter of the generator
+  uint32_t position;  // index in the sequence of the row's token: counter of the generator
   uint32_t top_k;  // 0: off
   float temperature;  // 0: greedy
   float top_p;  // in (0, 1]
   uint64_t seed;  // key of the generator
   uint32_t flags;  // RowFlag bits
-  uint32_t logprobs;  // log-probabilities to report: 0, or the sampled token's own and so many less one of the most likely tokens
+  uint32_t logprobs;  // log-probabilities to report: 0, or the token's own and so many less one of the most likely tokens
 };
 static_assert(sizeof(SampleRow) == 40);
 #ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
@@ -217,11 +218,11 @@ static_assert(offsetof(BiasEntry, token) == 0);
 static_assert(offsetof(BiasEntry, value) == 4);
 #endif
 
-// log-probabilities of one sample row, written by the sampling step: [0] of the sampled token, then of the most likely ones, best first
+// log-probabilities of one sample row, written by the sampling step: [0] of the row's token, then of the most likely ones, best first
 struct alignas(8) RowLogprobs {
   uint32_t tokens[21];  // token ids
   float logprobs[21];  // natural logarithms of their probabilities
-  uint32_t rank;  // of the sampled token: 1 for the most likely one
+  uint32_t rank;  // of the row's token: 1 for the most likely one
   uint32_t pad0;  // zero
 };
 static_assert(sizeof(RowLogprobs) == 176);

@@ -8,7 +8,7 @@ from enum import IntEnum, IntFlag
 import numpy as np
 
 VERSION = 1
-LAYOUT_HASH = 0x13A421B04DD21BAB
+LAYOUT_HASH = 0x35041896629B1E23
 
 MAX_EOS_TOKENS = 0x10
 """stop tokens a model may have"""
@@ -50,6 +50,8 @@ class RowFlag(IntFlag):
     """the slot's SampleExtras count; without it they are not looked at"""
     MASK_STOPS = 2
     """min_tokens are not yet generated: the tokens in SampleExtras.stop_tokens may not be sampled"""
+    KNOWN = 4
+    """nothing is sampled: the token is the one that the slot's history has at `position`, and only its log-probabilities are wanted"""
 
 SchedulerConfig = np.dtype(
     [
@@ -86,7 +88,7 @@ StepHeader = np.dtype(
         ("tokens", "<u4"),  # tokens of the step
         ("bucket", "<u4"),  # size of its step graph: the smallest bucket that holds the tokens
         ("works", "<u4"),  # entries of the work list
-        ("rows", "<u4"),  # tokens to sample
+        ("rows", "<u4"),  # entries of the sample rows
         ("decode_works", "<u4"),  # the first so many works have one query token each
         ("live", "<u4"),  # sequences in the table after the step was planned
         ("stopped", "<u4"),  # 1 when the chain must end
@@ -109,7 +111,7 @@ Work = np.dtype(
         ("query_start", "<u4"),  # index of its first token in the step
         ("query_tokens", "<u4"),  # its tokens in the step
         ("context_tokens", "<u4"),  # KV positions of the sequence after the step
-        ("row", "<u4"),  # its sample row, or 2^32 - 1 when it does not sample
+        ("row", "<u4"),  # its first sample row, or 2^32 - 1 when it has none
         ("channel", "<u4"),  # channel of the sequence
         ("position", "<u8"),  # the submission's position in the submit ring
     ]
@@ -138,16 +140,16 @@ SampleRow = np.dtype(
     [
         ("token_index", "<u4"),  # index in the step of the token whose logits are used
         ("slot", "<u4"),  # row of the sequence table
-        ("position", "<u4"),  # index in the sequence of the token to be sampled: counter of the generator
+        ("position", "<u4"),  # index in the sequence of the row's token: counter of the generator
         ("top_k", "<u4"),  # 0: off
         ("temperature", "<f4"),  # 0: greedy
         ("top_p", "<f4"),  # in (0, 1]
         ("seed", "<u8"),  # key of the generator
         ("flags", "<u4"),  # RowFlag bits
-        ("logprobs", "<u4"),  # log-probabilities to report: 0, or the sampled token's own and so many less one of the most likely tokens
+        ("logprobs", "<u4"),  # log-probabilities to report: 0, or the token's own and so many less one of the most likely tokens
     ]
 )
-"""how to sample one token"""
+"""how to sample one token, or which known one to give log-probabilities of"""
 assert SampleRow.itemsize == 40
 SAMPLE_ROW_OFFSETS = {"token_index": 0, "slot": 4, "position": 8, "top_k": 12, "temperature": 16, "top_p": 20, "seed": 24, "flags": 32, "logprobs": 36}
 assert SampleRow.fields is not None
@@ -189,11 +191,11 @@ RowLogprobs = np.dtype(
     [
         ("tokens", "<u4", (21,)),  # token ids
         ("logprobs", "<f4", (21,)),  # natural logarithms of their probabilities
-        ("rank", "<u4"),  # of the sampled token: 1 for the most likely one
+        ("rank", "<u4"),  # of the row's token: 1 for the most likely one
         ("pad0", "<u4"),  # zero
     ]
 )
-"""log-probabilities of one sample row, written by the sampling step: [0] of the sampled token, then of the most likely ones, best first"""
+"""log-probabilities of one sample row, written by the sampling step: [0] of the row's token, then of the most likely ones, best first"""
 assert RowLogprobs.itemsize == 176
 ROW_LOGPROBS_OFFSETS = {"tokens": 0, "logprobs": 84, "rank": 168, "pad0": 172}
 assert RowLogprobs.fields is not None

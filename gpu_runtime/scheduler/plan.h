@@ -35,30 +35,54 @@ BLINK_FN void admit(const Exec& exec, State& state) {
   });
 }
 
-// Decides which running sequences may sample: the log must have room for the records of each.
+// Shares what is left of rows, and of the logs' records, evenly among the sequences that score their prompts: so many
+// tokens each may bring beyond the one that each may in any case. `counts`: records that the channels have given away.
+template <class Exec>
+BLINK_FN void share_room(const Exec& exec, State& state) {
+  const auto takes_part = [&](uint32_t i) {
+    const Sequence& sequence = state.sequences[state.order[i]];
+    return sequence.status == Status::kRunning && sequence.room != 0 && scores(sequence);
+  };
+  const uint64_t sharing = exec.scan(
+      state.live, [&](uint32_t i) -> uint64_t { return takes_part(i); }, [](uint32_t, uint64_t) {});
+  const uint32_t spare_rows = state.config.max_running - state.running;
+  exec.each(state.live, [&](uint32_t i) {
+    if (!takes_part(i)) return;
+    Sequence& sequence = state.sequences[state.order[i]];
+    const uint64_t room = log_room_to_spare(state, state.channels[sequence.channel]);
+    const uint64_t given = state.counts[sequence.channel];
+    const uint64_t spare = room > given ? (room - given) / records_per_token(sequence) : 0;
+    sequence.room += static_cast<uint32_t>((spare < spare_rows ? spare : spare_rows) / sharing);
+  });
+}
+
+// Decides how many tokens each running sequence may bring: the log must have room for their records.
 template <class Exec>
 BLINK_FN void keep_log_room(const Exec& exec, State& state) {
   const auto channel_of = [&](uint32_t i) {
     const Sequence& sequence = state.sequences[state.order[i]];
     return sequence.status == Status::kRunning ? sequence.channel : kNone;
   };
-  const auto records = [&](uint32_t i) { return records_per_token(state.sequences[state.order[i]]); };
+  const auto records = [&](uint32_t i) { return records_to_go_on(state.sequences[state.order[i]]); };
   exec.rank(state.live, state.config.channels, state.counts, channel_of, records, [&](uint32_t i, uint32_t before) {
     Sequence& sequence = state.sequences[state.order[i]];
-    const uint64_t needed = uint64_t{before} + records_per_token(sequence);
-    sequence.has_room = needed <= log_room_to_spare(state, state.channels[sequence.channel]);
+    const uint64_t needed = uint64_t{before} + records_to_go_on(sequence);
+    sequence.room = needed <= log_room_to_spare(state, state.channels[sequence.channel]);
+    if (scores(sequence)) state.scoring = 1;  // the same word from any thread
   });
+  if (state.scoring != 0) share_room(exec, state);
 }
 
 // Tokens that a running sequence could compute next.
 BLINK_FN uint32_t wish_of(const Sequence& sequence) {
   if (sequence.status != Status::kRunning) return 0;
-  const uint32_t left = sequence.length - sequence.computed;
-  return sequence.has_room ? left : left - 1;
+  const uint32_t left = tokens_left(sequence);
+  if (scores(sequence)) return left < sequence.room ? left : sequence.room;
+  return sequence.room != 0 ? left : left - 1;
 }
 
 BLINK_FN bool is_decode(const Sequence& sequence) {
-  return sequence.status == Status::kRunning && sequence.has_room && sequence.length - sequence.computed == 1;
+  return sequence.status == Status::kRunning && sequence.room != 0 && sequence.length - sequence.computed == 1;
 }
 
 // Tokens of a prompt chunk, 0 for a decode.

@@ -26,7 +26,7 @@ struct alignas(16) Sequence {
   uint32_t blocks;    // entries of its block table row in use
   uint32_t reserved;  // blocks it may come to need
   uint32_t query;     // tokens of it in the planned step
-  uint32_t has_room;  // may sample in the planned step: its token log has room
+  uint32_t room;      // tokens that it may bring in the planned step, sampled or scored
   arena::Finish finish;
   arena::ErrorCode error;
   uint32_t flags;
@@ -115,6 +115,7 @@ struct alignas(16) State {
   uint32_t round_start;  // channel that intake begins with
   uint32_t draining;
   uint32_t steady;            // the next step may be a steady one (steady.h)
+  uint32_t scoring;           // the plan may have rows of known tokens
   uint64_t decode_positions;  // KV positions that the planned decodes read
   Counters counters;
 
@@ -133,6 +134,19 @@ struct alignas(16) State {
   layout::SampleExtras* extras;                 // [max_sequences]
   layout::BiasEntry* bias;                      // [max_sequences][MAX_BIAS]
 };
+
+BLINK_FN bool has_flag(uint32_t flags, arena::SubmitFlag flag) { return (flags & static_cast<uint32_t>(flag)) != 0; }
+
+// Each token that it computes next brings the log-probabilities of the prompt's token behind it.
+BLINK_FN bool scores(const Sequence& sequence) {
+  return has_flag(sequence.flags, arena::SubmitFlag::PROMPT_LOGPROBS) &&
+         sequence.computed + 1 < sequence.prompt_tokens;
+}
+
+// Tokens that it has yet to compute, of those that are known. The last token of a prompt that is only scored is none.
+BLINK_FN uint32_t tokens_left(const Sequence& sequence) {
+  return sequence.length - (sequence.max_tokens == 0) - sequence.computed;
+}
 
 BLINK_FN uint32_t* history_of(const State& state, uint32_t slot) {
   return state.history + uint64_t{slot} * state.config.max_model_tokens;

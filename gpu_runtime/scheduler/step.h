@@ -27,7 +27,7 @@ BLINK_FN void full_step(const Exec& exec, State& state, uint64_t now_ns, layout:
   harvest(exec, state);
   publish(exec, state);
   exec.leader([&] {
-    state.steady = 0;
+    state.steady = state.scoring = 0;
     state.draining = command != layout::Command::RUN;
     state.header = layout::StepHeader{};
     state.header.stopped = command == layout::Command::STOP;

@@ -32,6 +32,11 @@ struct Record {
 // Records that each token of a sequence takes in its log.
 BLINK_FN uint32_t records_per_token(const Sequence& sequence) { return 1 + sequence.logprobs; }
 
+// Records that a sequence must find room for before it goes on: its next token's, and its END where no token ends it.
+BLINK_FN uint32_t records_to_go_on(const Sequence& sequence) {
+  return records_per_token(sequence) + (sequence.max_tokens == 0);
+}
+
 BLINK_FN uint64_t lap_of(const State& state, uint64_t at) {
   return 1 + rounds_before(at, state.config.log_slots) % 65535;
 }

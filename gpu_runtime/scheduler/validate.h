@@ -32,9 +32,7 @@ BLINK_FN bool stops_are_sane(const arena::SubmitRecord& record, uint32_t vocab_s
 BLINK_FN bool flags_are_sane(const arena::SubmitRecord& record) {
   uint32_t reserved = 0;
   for (uint32_t i = 0; i < sizeof(record.reserved); ++i) reserved |= record.reserved[i];
-  // Log-probabilities of prompts are not computed yet.
-  const auto known = arena::kSubmitFlagAll & ~static_cast<uint32_t>(arena::SubmitFlag::PROMPT_LOGPROBS);
-  return (record.flags & ~known) == 0 && reserved == 0;
+  return (record.flags & ~arena::kSubmitFlagAll) == 0 && reserved == 0;
 }
 
 // KV positions that the sequence can come to need: its last token is never computed.
@@ -42,16 +40,22 @@ BLINK_FN uint64_t positions_needed(uint64_t prompt_tokens, uint64_t max_tokens) 
   return prompt_tokens + max_tokens - 1;
 }
 
-// A token and its log-probabilities must fit into an empty token log.
+BLINK_FN bool scores_prompt(const arena::SubmitRecord& record) {
+  return has_flag(record.flags, arena::SubmitFlag::PROMPT_LOGPROBS);
+}
+
+// A token and its log-probabilities must fit into an empty token log, with the END record where one must follow.
 BLINK_FN bool logprobs_are_sane(const State& state, const arena::SubmitRecord& record) {
-  const uint32_t top = record.logprobs == 0 ? 0 : record.logprobs - 1;
-  return top <= arena::MAX_TOP_LOGPROBS && top <= state.config.vocab_size && record.logprobs < state.config.log_slots;
+  if (record.logprobs == 0) return !scores_prompt(record);
+  const uint32_t top = record.logprobs - 1;
+  return top <= arena::MAX_TOP_LOGPROBS && top <= state.config.vocab_size &&
+         record.logprobs + (record.max_tokens == 0) < state.config.log_slots;
 }
 
 // The bias entries but for their content.
 BLINK_FN bool bias_is_sane(const State& state, const arena::SubmitRecord& record) {
   const uint64_t words = uint64_t{record.bias_count} * 2;
-  const bool allow_only = (record.flags & static_cast<uint32_t>(arena::SubmitFlag::ALLOW_ONLY)) != 0;
+  const bool allow_only = has_flag(record.flags, arena::SubmitFlag::ALLOW_ONLY);
   if (record.bias_count == 0) return !allow_only;
   return record.bias_count <= arena::MAX_BIAS && record.bias_offset + words <= state.config.heap_tokens;
 }
@@ -74,7 +78,7 @@ BLINK_FN arena::ErrorCode check_submission(const State& state, const arena::Subm
   const uint64_t prompt = record.prompt_tokens;
   if (!flags_are_sane(record)) return ErrorCode::BAD_FLAGS;
   if (prompt == 0 || record.prompt_offset + prompt > config.heap_tokens) return ErrorCode::BAD_PROMPT_RANGE;
-  if (record.max_tokens == 0) return ErrorCode::BAD_MAX_TOKENS;
+  if (record.max_tokens == 0 && !(scores_prompt(record) && prompt > 1)) return ErrorCode::BAD_MAX_TOKENS;
   if (prompt + record.max_tokens > config.max_model_tokens) return ErrorCode::CONTEXT_LENGTH;
   const uint64_t blocks = blocks_for(state, positions_needed(prompt, record.max_tokens));
   if (blocks > config.blocks - 1 || blocks > config.blocks_per_sequence) return ErrorCode::TOO_LARGE;

@@ -97,7 +97,7 @@ void write_something(Bytes& bytes, Region& inbound, const blink::arena::InboundL
       record->top_p = bytes.next() / 128.0f;
       record->stop_count = bytes.next() % 10;
       if (bytes.next() % 2 == 0) {
-        record->flags = bytes.next() % 4;
+        record->flags = bytes.next() % 8;
         record->logprobs = bytes.next() % 9;
         record->min_tokens = bytes.next() % 32;
         record->bias_offset = bytes.next() % 70;

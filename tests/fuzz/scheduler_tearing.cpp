@@ -48,6 +48,8 @@ void put(void* to, uint64_t value) { __atomic_store_n(static_cast<uint64_t*>(to)
 void put(void* to, uint32_t value) { __atomic_store_n(static_cast<uint32_t*>(to), value, __ATOMIC_RELAXED); }
 uint64_t get(const uint64_t* from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
 
+constexpr uint32_t kScore = static_cast<uint32_t>(blink::arena::SubmitFlag::PROMPT_LOGPROBS);
+
 struct Writer {
   uint8_t* inbound;
   const uint8_t* outbound;
@@ -90,6 +92,7 @@ struct Writer {
         flip(&submit->max_tokens, 6);
         flip(&submit->min_tokens, 2);
         flip(&submit->logprobs, 2);
+        flip(&submit->flags, kScore);
         break;
       case 6:
         flip(&submit->bias_count, 1);
@@ -99,6 +102,7 @@ struct Writer {
         flip(&submit->prompt_offset, 3);
         flip(&submit->prompt_tokens, 11);
         put(&submit->max_tokens, 5u);
+        put(&submit->flags, random() % 4 == 0 ? kScore : 0u);
         put(&submit->top_p, 0x3F800000u);  // 1.0
         put(&submit->commit, CommitWord{1 + position / kSizes.submit_slots, lease}.pack());
         flip(&submit->prompt_tokens, 11);
@@ -110,7 +114,7 @@ struct Writer {
 // Entries as they were checked: of the vocabulary, ascending, and not too many.
 const char* check_bias(const blink_plan_view& plan) {
   for (uint32_t r = 0; r < plan.header->rows; ++r) {
-    if (plan.rows[r].flags == 0) continue;
+    if ((plan.rows[r].flags & static_cast<uint32_t>(blink::layout::RowFlag::EXTRAS)) == 0) continue;
     const uint32_t slot = plan.rows[r].slot;
     const uint32_t count = plan.extras[slot].bias_count;
     if (count > MAX_BIAS) return "too many bias entries are used";
@@ -118,6 +122,18 @@ const char* check_bias(const blink_plan_view& plan) {
     for (uint32_t i = 0; i < count; ++i) {
       if (entries[i].token >= kVocabulary) return "a bias entry's token is outside the vocabulary";
       if (i > 0 && entries[i].token <= entries[i - 1].token) return "the bias entries do not ascend";
+    }
+  }
+  return nullptr;
+}
+
+// Known tokens of the prompt are looked up in the logits by their ids.
+const char* check_known(const blink_plan_view& plan, uint32_t window) {
+  for (uint32_t r = 0; r < plan.header->rows; ++r) {
+    const blink::layout::SampleRow& row = plan.rows[r];
+    if (row.flags != static_cast<uint32_t>(blink::layout::RowFlag::KNOWN)) continue;
+    if (row.position >= window || plan.history[uint64_t{row.slot} * window + row.position] >= kVocabulary) {
+      return "a known token is outside the vocabulary";
     }
   }
   return nullptr;
@@ -150,6 +166,7 @@ int main(int argc, char** argv) {
     blink_scheduler_step(scheduler, now, 0);
     broken = blink_scheduler_audit(scheduler);
     if (broken == nullptr) broken = check_bias(plan);
+    if (broken == nullptr) broken = check_known(plan, config.max_model_tokens);
     for (uint32_t t = 0; t < plan.header->tokens; ++t) {
       if (static_cast<uint32_t>(plan.token_ids[t]) >= kVocabulary)
         broken = "a token outside the vocabulary is computed";

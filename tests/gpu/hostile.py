@@ -60,6 +60,9 @@ class Hostile:
         record["min_p"], record["repetition_penalty"] = any_of((0.0, 0.1)), any_of((0.0, 1.3))
         record["presence_penalty"], record["frequency_penalty"] = any_of((0.0, -2.0)), any_of((0.0, 0.5))
         record["logprobs"], record["min_tokens"] = any_of((0, 1, 21)), any_of((0, 1))
+        if record["logprobs"] and any_of((False, True)):
+            record["flags"] = int(record["flags"]) | arena.SubmitFlag.PROMPT_LOGPROBS
+            record["max_tokens"] = any_of((0, 5))
         self._append(record)
 
     def _cancel(self) -> None:

@@ -144,6 +144,64 @@ def test_log_probabilities(front: Front, small_model: Path) -> None:
             assert [entry[1] for entry in found] == pytest.approx(wanted, abs=1e-4)
 
 
+def long_and_short() -> list[list[int]]:
+    """Prompts of 2 to 96 tokens, and some that are longer than a step's budget and rows."""
+    return [text for text in prompts(24) if len(text) > 1] + [token_prompt(700 + n, VOCABULARY, n) for n in range(3)]
+
+
+def test_log_probabilities_of_prompts(front: Front, small_model: Path) -> None:
+    """Each token's of the prompt, and those of the most likely ones, are those of transformers; with and without an
+    answer, which is the one that the prompt gets without them, and so are the answers of the company."""
+    model, texts = reference.load(small_model), long_and_short()
+    expected = together(front, texts, 10)
+    company = [front.submit(text, 10) for text in texts]
+    front.wait(lambda: all(one.tokens for one in company), 30, "no tokens", poll=True)
+    made = {
+        (top, count): [front.submit(text, count, logprobs=1 + top, prompt_logprobs=True) for text in texts]
+        for top, count in ((0, 0), (5, 10), (20, 0))
+    }
+    front.run([*company, *(one for several in made.values() for one in several)])
+    assert [one.tokens for one in company] == [one.tokens for one in made[5, 10]] == expected
+    for index, text in enumerate(texts):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*text, *expected[index]]])).logits[0, :-1].log_softmax(-1)
+        for (top, count), several in made.items():
+            one = several[index]
+            assert (one.finish, len(one.tokens)) == (Finish.LENGTH, count)
+            found = one.prompt_logprobs + one.logprobs
+            assert len(found) == len(text) - 1 + count
+            check_log_probabilities(found, [*text, *one.tokens], logits, top)
+
+
+def check_log_probabilities(
+    found: list[list[tuple[int, float, int]]], tokens: list[int], expected: torch.Tensor, top: int
+) -> None:
+    """Those of tokens[1:] against log-probabilities [tokens at least, vocabulary]; of near ties any may come first."""
+    error = 1e-4
+    for entries, row, token in zip(found, expected[: len(found)], tokens[1:], strict=True):
+        ids, values, ranks = (list(column) for column in zip(*entries, strict=True))
+        assert values == pytest.approx(row[ids].tolist(), abs=error)
+        assert ids[0] == token
+        assert len(set(ids[1:])) == top
+        assert values[1:] == pytest.approx(row.topk(top).values.tolist(), abs=error)
+        assert int((row > row[token] + error).sum()) < ranks[0] <= int((row > row[token] - error).sum())
+        assert ranks[1:] == list(range(1, top + 1))
+
+
+def test_prompts_that_are_scored_and_cancelled(front: Front) -> None:
+    """The rest goes on, and nothing stays behind."""
+    texts = [token_prompt(900, VOCABULARY, index) for index in range(12)]
+    made = [front.submit(text, 20, logprobs=21, prompt_logprobs=True) for text in texts]
+    front.wait(lambda: bool(made[0].prompt_logprobs), 30, "no log-probabilities", poll=True)
+    for one in made[:6]:
+        front.cancel(one)
+    front.run(made)
+    assert Finish.CANCELLED in {one.finish for one in made[:6]}
+    assert [len(one.prompt_logprobs) for one in made[6:]] == [899] * 6
+    assert [one.tokens for one in made[6:]] == together(front, texts[6:], 20)
+    wait_until_empty(front)
+
+
 def test_penalties_bias_and_allowed_tokens(front: Front) -> None:
     """They do what they say, and the same alone as in company."""
     texts = prompts(8)
@@ -312,6 +370,21 @@ def test_a_log_that_nobody_reads(own_device: str, small_model: Path) -> None:
         assert written - lazy.log_position <= 256
         lazy.run(held)
         assert [one.tokens for one in held] == answers
+
+
+def test_prompts_are_scored_through_a_short_log(own_device: str, small_model: Path) -> None:
+    """What does not fit into the log waits, and comes complete, whoever shares the log."""
+    texts = [token_prompt(40 + index, VOCABULARY, index) for index in range(8)]
+    with local_chain(small_model, own_device, dtype="float32", **{**SIZES, "log_slots": 64}) as chain:
+        front = chain.front()
+        expected = together(front, texts, 20)
+        made = [front.submit(text, 20, logprobs=21, prompt_logprobs=True) for text in texts[:4]]
+        made += [front.submit(text, 0, logprobs=1, prompt_logprobs=True) for text in texts]
+        others = [front.submit(text, 20) for text in texts]
+        front.run([*made, *others])
+    assert [one.tokens for one in others] == expected
+    assert [one.tokens for one in made] == expected[:4] + [[]] * 8
+    assert [len(one.prompt_logprobs) for one in made] == [len(text) - 1 for text in [*texts[:4], *texts]]
 
 
 def test_stop_and_restart(own_device: str, small_model: Path) -> None:

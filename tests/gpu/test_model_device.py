@@ -99,15 +99,19 @@ def test_chunks_and_decodes(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.skipif(find_spec("gpu_runtime._host_scheduler") is None, reason="the host's scheduler is not built")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_driven_by_the_scheduler(dtype: torch.dtype) -> None:
-    """Sixteen sequences, six of them at a time, tokens given beforehand; every sampled position is compared."""
+    """Sixteen sequences, six of them at a time, tokens given beforehand, two with logits of the prompt too; every
+    position that has logits is compared."""
     model = device_model("llama gqa 64", dtype)
     config, weights = take_weights(model, dtype, "cuda")
     driver = ScheduledDriver(config, weights, SIZES, [1, 2, 4, 8, 64, 256], blocks=150)
     torch.manual_seed(2)
     sizes = [(torch.randint(1, 380, ()).item(), torch.randint(1, 20, ()).item()) for _ in range(16)]
-    sequences = [Known(random_tokens(int(prompt + more)), int(prompt)) for prompt, more in sizes]
+    sequences = [
+        Known(random_tokens(int(prompt + more)), int(prompt), scored=index % 8 == 5)
+        for index, (prompt, more) in enumerate(sizes)
+    ]
     found = driver.run(sequences)
-    assert len(found) == sum(more for _, more in sizes)
+    assert len(found) == sum(len(known.positions) for known in sequences)
     assert any(decodes and chunks for _, decodes, chunks in driver.steps)
     assert any(not chunks for _, _, chunks in driver.steps)
     wholes = [whole_logits(model, known.tokens).cpu() for known in sequences]

@@ -46,11 +46,11 @@ def assert_same_plan(core: host.Plan, expected: twin.Plan) -> None:
 
 def assert_same_rows(core: host.Plan, expected: twin.Plan) -> None:
     """Sample rows, bit by bit."""
-    slots = [int(work["slot"]) for work in core.works if work["row"] != NO_ROW]
+    slots = {id(work.sequence): int(core.works[at]["slot"]) for at, work in enumerate(expected.works)}
     assert core.rows.tolist() == [
         (
             row.token_index,
-            slot,
+            slots[id(row.sequence)],
             row.position,
             row.top_k,
             row.temperature,
@@ -59,11 +59,11 @@ def assert_same_rows(core: host.Plan, expected: twin.Plan) -> None:
             row.flags,
             row.logprobs,
         )
-        for slot, row in zip(slots, expected.rows, strict=True)
+        for row in expected.rows
     ]
     assert core.header["logprobs"] == any(row.logprobs for row in expected.rows)
-    sampling = [work.sequence for work in expected.works if work.row is not None]
-    for slot, sequence in zip(slots, sampling, strict=True):
+    for sequence in dict.fromkeys(row.sequence for row in expected.rows):
+        slot = slots[id(sequence)]
         assert core.history[slot][: len(sequence.tokens)].tolist() == sequence.tokens
         if sequence.extras is not None:
             assert_same_extras(core, slot, sequence.extras)

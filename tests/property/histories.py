@@ -42,7 +42,7 @@ def draw_limits(draw: Draw) -> Limits:
         channels=draw(1, 3),
         submit_slots=1 << draw(0, 4),
         cancel_slots=1 << draw(0, 4),
-        log_slots=1 << draw(0, 4),
+        log_slots=1 << draw(0, 5),
         heap_tokens=draw(1, 48),
         vocab_size=vocab,
         max_model_tokens=draw(2, 40),

@@ -13,7 +13,7 @@ from blink_proto.arena import ErrorCode, RecordKind
 from gpu_runtime.scheduler import layout
 from tests.property.histories import MIXES, draw_history, draw_limits
 from tests.property.limits import Inbound, Limits
-from tests.property.twin import Logprob, Row, SchedulerTwin, Sequence, Stage
+from tests.property.twin import Row, SchedulerTwin, Sequence, Stage
 from tests.property.world import World
 
 HISTORIES = 600
@@ -109,8 +109,8 @@ class FlagCoversStops(SchedulerTwin):
 class TakesBadSample(SchedulerTwin):
     """Believes the token that equals the vocabulary's size."""
 
-    def take_token(self, sequence: Sequence, token: int) -> int | None:
-        return super().take_token(sequence, token - (token == self.limits.vocab_size))
+    def spoils(self, row: Row, token: int) -> bool:
+        return super().spoils(row, token - (token == self.limits.vocab_size))
 
 
 class TurnStays(SchedulerTwin):
@@ -220,13 +220,10 @@ class LightPassesHeavy(SchedulerTwin):
 class BadSampleBringsLogprobs(SchedulerTwin):
     """Writes log-probabilities after an END too."""
 
-    def publish(self, harvested: list[tuple[Sequence, int | None]], logprobs: list[list[Logprob]]) -> None:
-        for (sequence, token), found in zip(harvested, logprobs, strict=True):
-            self.append(sequence, RecordKind.TOKEN if token is not None else RecordKind.END, token or 0)
-            self.append_logprobs(sequence, found)
-            if sequence.stage is Stage.ENDING:
-                self.remove(sequence)
-        self.publish_ending()
+    def append(self, sequence: Sequence, kind: RecordKind, token: int) -> None:
+        super().append(sequence, kind, token)
+        if sequence.detail is ErrorCode.BAD_SAMPLE:
+            self.append_logprobs(sequence, [(1, 2, 3)])
 
 
 class MinTokensOffByOne(SchedulerTwin):
@@ -250,11 +247,66 @@ class ReadsBiasLate(SchedulerTwin):
         self.records[sequence] = record
         return sequence
 
-    def sample_row(self, sequence: Sequence, token_index: int) -> Row:
+    def sample_row(self, sequence: Sequence, token_index: int, position: int) -> Row:
         if sequence.extras is not None:
             entries = self.bias(sequence.channel, self.records[sequence])
             sequence.extras = replace(sequence.extras, bias=entries)
-        return super().sample_row(sequence, token_index)
+        return super().sample_row(sequence, token_index, position)
+
+
+class EndTakesNoRoom(SchedulerTwin):
+    """Keeps no room for the END record of a prompt that is only scored."""
+
+    def records_of(self, sequence: Sequence) -> int:
+        return 1 + sequence.logprobs
+
+
+class FirstScoresAll(SchedulerTwin):
+    """Gives all rows that are left to the first sequence that scores its prompt."""
+
+    def scored(self, running: list[Sequence], capped: list[Sequence]) -> dict[int, int]:
+        found = super().scored(running, capped)
+        alone = {} if not found else super().scored(running, [each for each in running if id(each) != min(found)])
+        return dict.fromkeys(found, 1) | alone
+
+
+class ScoresBeyondTheLog(SchedulerTwin):
+    """Looks at the rows that are left alone, not at the log."""
+
+    def scored(self, running: list[Sequence], capped: list[Sequence]) -> dict[int, int]:
+        rows = self.limits.max_running - len(running)
+        found = super().scored(running, capped)
+        return {key: 1 + rows // len(found) for key in found}
+
+
+class NeverScoresAlone(SchedulerTwin):
+    """Wants a token generated even where the prompt is scored."""
+
+    def validate(self, channel: int, record: np.void) -> ErrorCode:
+        error = super().validate(channel, record)
+        none = int(record["max_tokens"]) == 0 and error in (ErrorCode.NONE, *list(ErrorCode)[4:])
+        return ErrorCode.BAD_MAX_TOKENS if none else error
+
+
+class PromptTokensEnd(SchedulerTwin):
+    """Says how a sequence ended with its last scored token too."""
+
+    def append_prompt_token(self, sequence: Sequence, token: int) -> None:
+        self.append(sequence, RecordKind.PROMPT_TOKEN, token)
+
+
+class BelievesScores(SchedulerTwin):
+    """Takes the log-probabilities of a known token even where the step came to no token."""
+
+    def spoils(self, row: Row, token: int) -> bool:
+        return not row.known and super().spoils(row, token)
+
+
+class ScoresTheFirstToken(SchedulerTwin):
+    """Has a row for each token of the prompt but the last, where it should be the first that has none."""
+
+    def has_row(self, sequence: Sequence, position: int) -> bool:
+        return super().has_row(sequence, position) and position != sequence.prompt - 1
 
 
 class CancelsOnce(SchedulerTwin):

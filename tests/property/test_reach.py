@@ -9,6 +9,7 @@ from blink_proto import arena
 from blink_proto.arena import ErrorCode, Finish, RecordKind
 from tests.property.bench import Bench, CoreEngine
 from tests.property.histories import MIXES, draw_history, draw_limits
+from tests.property.twin import Plan
 from tests.property.world import World
 
 EXPECTED = {
@@ -20,6 +21,8 @@ EXPECTED = {
         for code in ErrorCode
         if code not in (ErrorCode.NONE, ErrorCode.BAD_SAMPLE)
     ),
+    (RecordKind.END, Finish.LENGTH, ErrorCode.NONE),
+    (RecordKind.PROMPT_TOKEN, Finish.NONE, ErrorCode.NONE),
     RecordKind.LOGPROB,
 }
 
@@ -31,24 +34,36 @@ def news_of(head: int, body: int) -> object:
     return arena.unpack_token_head(head)[1:3] + arena.unpack_token_body(body)[1:2]
 
 
+def planned(plan: Plan) -> set[str]:
+    """What a plan has in it of what is worth meeting."""
+    found = set()
+    for work in plan.works:
+        extras, rows = work.sequence.extras, [row for row in plan.rows if row.sequence is work.sequence]
+        known = sum(row.known for row in rows)
+        found |= {"several bias entries"} if extras is not None and len(extras.bias) > 1 else set()
+        found |= {"masked stop tokens"} if rows and rows[-1].flags == 3 else set()
+        found |= {"several scored tokens"} if known > 1 else set()
+        found |= {"scored tokens and a sampled one"} if 0 < known < len(rows) else set()
+        found |= {"scored tokens beside a decode"} if known and plan.decode_works else set()
+    return found
+
+
 def test_random_histories_reach_every_record_and_counter() -> None:
     """Counts how many histories show each; all must be common enough to be met by chance."""
     seen: Counter[object] = Counter()
     for seed in range(360):
         rng = Random(seed)
-        world = World(draw_limits(rng.randint))
+        world, here = World(draw_limits(rng.randint)), set[str]()
         for action in draw_history(rng.randint, world.limits, 120, MIXES[seed % len(MIXES)]):
             world.apply(action)
+            here |= planned(world.twin.plan)
+        seen.update(here)
         for channel in world.twin.channels:
             seen.update({news_of(head, body) for head, body in channel.history})
             seen["wrapped log"] += len(channel.history) > world.limits.log_slots
             seen["wrapped submit ring"] += channel.submit_read > world.limits.submit_slots
             seen["wrapped cancel ring"] += channel.cancel_read > world.limits.cancel_slots
             seen["several leases"] += channel.lease > 1
-        for work in world.twin.plan.works:
-            extras = work.sequence.extras
-            seen["several bias entries"] += extras is not None and len(extras.bias) > 1
-            seen["masked stop tokens"] += work.row is not None and world.twin.plan.rows[work.row].flags == 3
         seen["stalls"] += world.outbound.telemetry("log_stalls") > 0
         seen["protocol errors"] += world.outbound.telemetry("protocol_errors") > 0
     assert set(seen) >= EXPECTED

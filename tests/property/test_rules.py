@@ -114,7 +114,7 @@ def test_a_token_outside_the_vocabulary_ends_the_sequence(engine: Engines, sampl
 
 VALID: dict[str, Any] = {"prompt_tokens": 4, "max_tokens": 4, "temperature": 1, "top_p": 1}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"flags": 4}, "BAD_FLAGS"),
+    ({"flags": 8}, "BAD_FLAGS"),
     ({"flags": 1 << 31}, "BAD_FLAGS"),
     ({"reserved": [0] * 15 + [1]}, "BAD_FLAGS"),
     ({"prompt_tokens": 0}, "BAD_PROMPT_RANGE"),
@@ -122,6 +122,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt_offset": FAR}, "BAD_PROMPT_RANGE"),
     ({"prompt_offset": FAR - 2}, "BAD_PROMPT_RANGE"),
     ({"max_tokens": 0}, "BAD_MAX_TOKENS"),
+    ({"max_tokens": 0, "logprobs": 1}, "BAD_MAX_TOKENS"),
+    ({"max_tokens": 0, "logprobs": 1, "flags": 4, "prompt_tokens": 1}, "BAD_MAX_TOKENS"),
     ({"max_tokens": 45}, "CONTEXT_LENGTH"),
     ({"max_tokens": FAR}, "CONTEXT_LENGTH"),
     ({"max_tokens": FAR - 3}, "CONTEXT_LENGTH"),
@@ -150,6 +152,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": FAR}, "BAD_MIN_TOKENS"),
     ({"logprobs": 16}, "BAD_LOGPROBS"),
     ({"logprobs": FAR}, "BAD_LOGPROBS"),
+    ({"flags": 4}, "BAD_LOGPROBS"),
+    ({"flags": 4, "max_tokens": 0}, "BAD_LOGPROBS"),
+    ({"flags": 4, "max_tokens": 0, "logprobs": 15}, "BAD_LOGPROBS"),
+    ({"flags": 4, "max_tokens": 0, "logprobs": 1, "min_tokens": 1}, "BAD_MIN_TOKENS"),
     ({"flags": 2}, "BAD_BIAS"),
     ({"bias_count": 1025}, "BAD_BIAS"),
     ({"bias_count": 1 << 31}, "BAD_BIAS"),
@@ -172,6 +178,10 @@ TAKEN: list[dict[str, Any]] = [
     {"min_p": -0.0, "repetition_penalty": 1e-45, "presence_penalty": 2, "frequency_penalty": -2},
     {"min_tokens": 4},
     {"logprobs": 15},
+    {"logprobs": 15, "flags": 4},
+    {"logprobs": 14, "flags": 4, "max_tokens": 0},
+    {"logprobs": 1, "flags": 4, "max_tokens": 0, "prompt_tokens": 2},
+    {"logprobs": 1, "flags": 4, "prompt_tokens": 1},
     {"bias_count": 0, "bias_offset": FAR},
     {"bias_count": 1, "bias_offset": 62, "flags": 2},
     {"flags": 3, "bias_count": 1, "bias_offset": 6},
@@ -203,7 +213,7 @@ def test_a_submission_at_the_limits_is_taken(engine: Engines, fields: dict[str, 
 def test_errors_are_found_in_the_order_of_their_codes(engine: Engines) -> None:
     """All faults at once, then the first one mended, and so on."""
     faults: dict[str, dict[str, Any]] = {
-        "BAD_FLAGS": {"flags": 4},
+        "BAD_FLAGS": {"flags": 8},
         "BAD_PROMPT_RANGE": {"prompt_offset": 62},
         "BAD_MAX_TOKENS": {"max_tokens": 0},
         "CONTEXT_LENGTH": {"max_tokens": 45},
@@ -309,6 +319,117 @@ def test_a_bad_sample_brings_no_log_probabilities(engine: Engines) -> None:
     bench.step(32, 4, logprobs=[[(1, 0, 1)] * 2, [(4, bits(-1), 1)]])
     mine = ("LOGPROB", "-1", "", 1, 4)
     assert bench.records() == [end(finish="ERROR", error="BAD_SAMPLE"), token(4, 1), mine]
+
+
+# log-probabilities of prompts
+
+SCORE = 4
+"""The flag that asks for them."""
+
+
+def scored(value: int, sequence: int = 0) -> list[tuple[str, str, str, int, int]]:
+    """A token of a prompt and its own log-probability, as `own` gives it."""
+    return [("PROMPT_TOKEN", "NONE", "NONE", sequence, value), ("LOGPROB", "-1", "", 3, value)]
+
+
+def own(*values: int) -> list[list[tuple[int, int, int]]]:
+    """The log-probability of each of these tokens."""
+    return [[(value, bits(-1), 3)] for value in values]
+
+
+def test_a_prompt_is_scored_from_its_second_token_on(engine: Engines) -> None:
+    """As much at once as there are rows; the last row samples as it would without."""
+    bench = Bench(engine, max_running=3)
+    bench.submit([9, 8, 7, 6], max_tokens=2, logprobs=1, flags=SCORE, min_tokens=1)
+    assert bench.step() == [(0, 0, 0, 3, True)]
+    assert bench.engine.row_flags() == [4, 4, 4]
+    assert bench.step(8, 7, 6, logprobs=own(8, 7, 6)) == [(0, 0, 3, 1, True)]
+    assert bench.records() == scored(8) + scored(7) + scored(6)
+    assert bench.engine.row_flags() == [3]
+    assert bench.step(5, logprobs=own(5)) == [(0, 0, 4, 1, True)]
+    assert bench.engine.row_flags() == [1]
+    bench.step(4, logprobs=own(4))
+    assert bench.records(start=6)[::2] == [token(5), token(4, finish="LENGTH")]
+    assert bench.telemetry("prompt_tokens", "generated_tokens", "finished_length") == (4, 2, 1)
+
+
+def test_a_chunk_that_scores_and_samples(engine: Engines) -> None:
+    """The token that ends the sequence comes in the same step as those of the prompt, which end nothing."""
+    bench = Bench(engine, eos_tokens=(2,))
+    bench.submit([9, 8, 7], max_tokens=5, logprobs=1, flags=SCORE)
+    assert bench.step() == [(0, 0, 0, 3, True)]
+    assert bench.step(8, 7, 2, logprobs=own(8, 7, 2)) == []
+    assert bench.records()[:5] == [*scored(8), *scored(7), token(2, finish="STOP")]
+
+
+def test_a_prompt_that_is_only_scored(engine: Engines) -> None:
+    """Its last token is not computed, and takes no block; the END record follows the last one's."""
+    bench = Bench(engine, block_tokens=2, max_running=2)
+    bench.submit([9, 8, 7, 6, 5], max_tokens=0, logprobs=1, flags=SCORE)
+    assert bench.step() == [(0, 0, 0, 2, True)]
+    assert bench.step(8, 7, logprobs=own(8, 7)) == [(0, 0, 2, 2, True)]
+    assert bench.telemetry("blocks_used") == (2,)
+    assert bench.step(6, 5, logprobs=own(6, 5)) == []
+    expected = [scored(8), scored(7), scored(6), scored(5), [end(finish="LENGTH")]]
+    assert bench.records() == [record for group in expected for record in group]
+    names = ("prompt_tokens", "generated_tokens", "finished_length", "running", "blocks_used")
+    assert bench.telemetry(*names) == (4, 0, 1, 0, 0)
+
+
+def test_rows_that_are_left_are_shared_evenly(engine: Engines) -> None:
+    """Of eight rows five belong to the running sequences; two that score get one more each, and the third is not
+    used. A decode goes first, and a prompt that is not scored is not held up."""
+    bench = Bench(engine, max_running=8, max_sequences=8, token_budget=16, log_slots=64, heap_tokens=64, submit_slots=8)
+    bench.submit([1], max_tokens=9)
+    bench.step()
+    for index, flags in enumerate((SCORE, 0, SCORE, 0)):
+        bench.submit([9, 8, 7, 6, 5], max_tokens=3, logprobs=1, flags=flags, offset=8 + 8 * index)
+    works = [(0, 0, 1, 1, True), (0, 1, 0, 2, True), (0, 2, 0, 5, True), (0, 3, 0, 2, True), (0, 4, 0, 5, True)]
+    assert bench.step(3) == works
+    assert bench.engine.row_flags() == [0, 4, 4, 0, 4, 4, 0]
+
+
+def test_scored_tokens_wait_for_room_in_the_log(engine: Engines) -> None:
+    """Of seven records three are kept for a next token and the END, and two for the other sequence's next token: one
+    group more fits. With four unread the other one, which came later, waits."""
+    bench = Bench(engine, log_slots=8, max_running=8, max_sequences=8, eos_tokens=())
+    bench.submit([3], max_tokens=0)
+    bench.submit([9, 8, 7, 6, 5, 4], max_tokens=0, logprobs=1, flags=SCORE)
+    bench.submit([3], max_tokens=9, logprobs=1, offset=10)
+    assert bench.step() == [(0, 2, 0, 1, True), (0, 1, 0, 2, True)]
+    assert bench.step(1, 8, 7, logprobs=own(1, 8, 7)) == []
+    assert bench.telemetry("log_stalls") == (2,)
+    bench.workers[0].write_log_read(3)
+    assert bench.step() == [(0, 1, 2, 1, True)]
+    assert bench.step(6, logprobs=own(6)) == []
+    bench.read()
+    assert bench.step() == [(0, 2, 1, 1, True), (0, 1, 3, 2, True)]
+    bench.step(1, 5, 4, logprobs=own(1, 5, 4))
+    assert bench.records(start=11) == [*scored(5, 1), *scored(4, 1), end(1, finish="LENGTH")]
+
+
+def test_a_chunk_with_a_row_that_came_to_nothing_ends_its_sequence(engine: Engines) -> None:
+    """With one record, whichever row it was and whatever the others say; the next sequence is none the worse."""
+    bench = Bench(engine, max_running=16, max_sequences=16, log_slots=64, eos_tokens=(2,))
+    for index, max_tokens in enumerate((5, 0, 5)):
+        bench.submit([9, 8, 7, 6], max_tokens=max_tokens, logprobs=1, flags=SCORE, offset=4 * index)
+    bench.submit([9, 8], max_tokens=0, logprobs=1, flags=SCORE, offset=12)
+    bench.step()
+    sampled = (8, -1, 6, 2, 8, 7, 32, 8, 7, 6, -1, 8)
+    bench.step(*sampled, logprobs=own(*(value % 64 for value in sampled)))
+    bad = [end(position, finish="ERROR", error="BAD_SAMPLE") for position in (0, 1, 2)]
+    assert bench.records() == [*bad, *scored(8, 3), end(3, finish="LENGTH")]
+    names = ("finished_error", "finished_length", "finished_stop", "generated_tokens", "blocks_used")
+    assert bench.telemetry(*names) == (3, 1, 0, 0, 0)
+
+
+def test_a_sequence_is_cancelled_while_its_prompt_is_scored(engine: Engines) -> None:
+    bench = Bench(engine, max_running=2)
+    bench.submit([9, 8, 7, 6, 5], max_tokens=0, logprobs=1, flags=SCORE)
+    bench.step()
+    bench.workers[0].cancel(0)
+    assert bench.step(8, 7, logprobs=own(8, 7)) == []
+    assert bench.records() == [*scored(8), *scored(7), end()]
 
 
 # admission

@@ -71,6 +71,7 @@ class Sequence:
     logprobs: int
     min_tokens: int
     extras: Extras | None
+    prompt_logprobs: bool = False
     stage: Stage = Stage.WAITING
     computed: int = 0
     finish: Finish = Finish.NONE
@@ -78,8 +79,18 @@ class Sequence:
 
     @property
     def left(self) -> int:
-        """Tokens that are known and not yet computed."""
-        return len(self.tokens) - self.computed
+        """Tokens that are known, to be computed, and not yet computed."""
+        return len(self.tokens) - self.computed - self.only_scored
+
+    @property
+    def only_scored(self) -> bool:
+        """Nothing is generated."""
+        return self.max_tokens == 0
+
+    @property
+    def scores(self) -> bool:
+        """Whether the next token's logits are those of a token of the prompt, whose log-probabilities are wanted."""
+        return self.prompt_logprobs and self.computed < self.prompt - 1
 
 
 @dataclass
@@ -103,8 +114,9 @@ class Channel:
 
 @dataclass(frozen=True)
 class Row:
-    """How to sample one token; fields as in `layout.SampleRow`."""
+    """How to sample one token, or which known one to score; fields as in `layout.SampleRow`."""
 
+    sequence: Sequence
     token_index: int
     position: int
     top_k: int
@@ -114,10 +126,19 @@ class Row:
     flags: int
     logprobs: int
 
+    @property
+    def known(self) -> bool:
+        """Whether the token is one of the prompt."""
+        return self.position < self.sequence.prompt
+
+
+Said = tuple[Sequence, RecordKind | None, int]
+"""What a row brings: sequence, kind of its record (None: no record), token."""
+
 
 @dataclass(frozen=True)
 class PlannedWork:
-    """One sequence's share of a step."""
+    """One sequence's share of a step. `row` is the first of its rows."""
 
     sequence: Sequence
     start: int
@@ -190,29 +211,50 @@ class SchedulerTwin:
 
     # harvest
 
-    def harvest(self, sampled: list[int]) -> list[tuple[Sequence, int | None]]:
-        """Takes in the tokens; (sequence, its new token or None when that was no token) of each row."""
+    def harvest(self, sampled: list[int]) -> list[Said]:
+        """Takes in the tokens; what is to be said of each row."""
         assert len(sampled) == len(self.plan.rows)
         for work in self.plan.works:
             sequence = work.sequence
             end = work.start + work.query_tokens
             self.count["prompt_tokens"] += max(0, min(end, sequence.prompt) - work.start)
             sequence.computed = end
-        sampling = [work.sequence for work in self.plan.works if work.row is not None]
-        return [(sequence, self.take_token(sequence, token)) for sequence, token in zip(sampling, sampled, strict=True)]
+        spoilt = {
+            id(row.sequence) for row, token in zip(self.plan.rows, sampled, strict=True) if self.spoils(row, token)
+        }
+        said = []
+        for row, token in zip(self.plan.rows, sampled, strict=True):
+            if id(row.sequence) not in spoilt:
+                said.append(self.take_row(row, token))
+            elif row.sequence.stage is Stage.RUNNING:
+                self.end(row.sequence, Finish.ERROR, ErrorCode.BAD_SAMPLE)
+                said.append((row.sequence, RecordKind.END, 0))
+            else:
+                said.append((row.sequence, None, 0))
+        return said
 
-    def take_token(self, sequence: Sequence, token: int) -> int | None:
+    def spoils(self, row: Row, token: int) -> bool:
+        """Whether a row came to no token, so that no row of its sequence counts."""
+        return not 0 <= token < self.limits.vocab_size
+
+    def take_row(self, row: Row, token: int) -> Said:
+        """What is to be said of a row: (sequence, kind of its record, token)."""
+        sequence = row.sequence
+        if not row.known:
+            self.take_token(sequence, token)
+            return sequence, RecordKind.TOKEN, token
+        if sequence.only_scored and row.position == sequence.prompt - 1:
+            self.end(sequence, Finish.LENGTH)
+        return sequence, RecordKind.PROMPT_TOKEN, sequence.tokens[row.position]
+
+    def take_token(self, sequence: Sequence, token: int) -> None:
         """Appends a token and decides whether it is the last one."""
-        if not 0 <= token < self.limits.vocab_size:
-            self.end(sequence, Finish.ERROR, ErrorCode.BAD_SAMPLE)
-            return None
         sequence.tokens.append(token)
         self.count["generated_tokens"] += 1
         if self.is_stop(sequence, token):
             self.end(sequence, Finish.STOP)
         elif len(sequence.tokens) == sequence.prompt + sequence.max_tokens:
             self.end(sequence, Finish.LENGTH)
-        return token
 
     def is_stop(self, sequence: Sequence, token: int) -> bool:
         """Whether a token ends a sequence."""
@@ -225,15 +267,21 @@ class SchedulerTwin:
 
     # publish
 
-    def publish(self, harvested: list[tuple[Sequence, int | None]], logprobs: list[list[Logprob]]) -> None:
+    def publish(self, harvested: list[Said], logprobs: list[list[Logprob]]) -> None:
         """The records of each row, then those of sequences that ended earlier."""
-        for (sequence, token), found in zip(harvested, logprobs, strict=True):
-            kind = RecordKind.END if token is None else RecordKind.TOKEN
-            self.append(sequence, kind, token or 0)
-            if token is not None:
+        ended = list(dict.fromkeys(sequence for sequence, _, _ in harvested if sequence.stage is Stage.ENDING))
+        for at, ((sequence, kind, token), found) in enumerate(zip(harvested, logprobs, strict=True)):
+            if kind is RecordKind.PROMPT_TOKEN:
+                self.append_prompt_token(sequence, token)
+            elif kind is not None:
+                self.append(sequence, kind, token)
+            if kind in (RecordKind.TOKEN, RecordKind.PROMPT_TOKEN):
                 self.append_logprobs(sequence, found)
-            if sequence.stage is Stage.ENDING:
-                self.remove(sequence)
+            last = at + 1 == len(harvested) or harvested[at + 1][0] is not sequence
+            if last and kind is RecordKind.PROMPT_TOKEN and sequence.stage is Stage.ENDING:
+                self.append(sequence, RecordKind.END, 0)
+        for sequence in ended:
+            self.remove(sequence)
         self.publish_ending()
 
     def publish_ending(self) -> None:
@@ -246,6 +294,11 @@ class SchedulerTwin:
     def append(self, sequence: Sequence, kind: RecordKind, token: int) -> None:
         """Appends a record about a sequence to its channel's log."""
         self.write_record(sequence.channel, sequence.position, kind, sequence.finish, sequence.detail, token)
+
+    def append_prompt_token(self, sequence: Sequence, token: int) -> None:
+        """Appends the record of a token of the prompt, which never ends a sequence."""
+        kind = RecordKind.PROMPT_TOKEN
+        self.write_record(sequence.channel, sequence.position, kind, Finish.NONE, ErrorCode.NONE, token)
 
     def append_logprobs(self, sequence: Sequence, found: list[Logprob]) -> None:
         """Appends a token's LOGPROB records: its own, then those of ranks 1, 2, …"""
@@ -380,11 +433,12 @@ class SchedulerTwin:
     def validate(self, channel: int, record: np.void) -> ErrorCode:
         """The first error of a submission, in the order of ErrorCode."""
         limits, prompt, asked = self.limits, int(record["prompt_tokens"]), int(record["max_tokens"])
-        if int(record["flags"]) not in range(4) or record["reserved"].any():
+        if int(record["flags"]) not in range(8) or record["reserved"].any():
             return ErrorCode.BAD_FLAGS
         if prompt == 0 or int(record["prompt_offset"]) + prompt > limits.heap_tokens:
             return ErrorCode.BAD_PROMPT_RANGE
-        if asked == 0:
+        scores = bool(int(record["flags"]) & arena.SubmitFlag.PROMPT_LOGPROBS)
+        if asked == 0 and (not scores or prompt == 1):
             return ErrorCode.BAD_MAX_TOKENS
         if prompt + asked > limits.max_model_tokens:
             return ErrorCode.CONTEXT_LENGTH
@@ -399,8 +453,7 @@ class SchedulerTwin:
             return ErrorCode.BAD_TOKEN
         if int(record["min_tokens"]) > asked:
             return ErrorCode.BAD_MIN_TOKENS
-        top = max(0, int(record["logprobs"]) - 1)
-        if top > min(arena.MAX_TOP_LOGPROBS, limits.vocab_size) or int(record["logprobs"]) + 1 > limits.log_slots:
+        if not self.logprobs_are_sound(int(record["logprobs"]), scores, end_apart=asked == 0):
             return ErrorCode.BAD_LOGPROBS
         return ErrorCode.NONE if self.bias_is_sound(channel, record) else ErrorCode.BAD_BIAS
 
@@ -416,6 +469,13 @@ class SchedulerTwin:
         }
         sound = all(isfinite(record[name]) and low <= record[name] <= high for name, (low, high) in ranges.items())
         return sound and bool(record["top_p"] > 0)
+
+    def logprobs_are_sound(self, count: int, scores: bool, end_apart: bool) -> bool:
+        """Whether so many log-probabilities exist, and fit into an empty log with their token and an END record."""
+        if count == 0:
+            return not scores
+        exist = count - 1 <= min(arena.MAX_TOP_LOGPROBS, self.limits.vocab_size)
+        return exist and 1 + count + end_apart <= self.limits.log_slots
 
     def bias_is_sound(self, channel: int, record: np.void) -> bool:
         """Whether the bias entries can be read and every one is good."""
@@ -454,6 +514,7 @@ class SchedulerTwin:
             int(record["logprobs"]),
             int(record["min_tokens"]),
             self.new_extras(channel, record),
+            bool(int(record["flags"]) & arena.SubmitFlag.PROMPT_LOGPROBS),
         )
 
     def new_extras(self, channel: int, record: np.void) -> Extras | None:
@@ -526,11 +587,14 @@ class SchedulerTwin:
     def share_out(self, running: list[Sequence]) -> tuple[list[Sequence], list[tuple[Sequence, int]]]:
         """(sequences that decode, (sequence, tokens) of the prompt chunks)."""
         capped = self.capped(running)
-        decodes = [each for each in running if each.left == 1 and each not in capped]
+        decodes = [each for each in running if each.left == 1 and each not in capped and not each.scores]
         budget = self.limits.token_budget - len(decodes)
         chunks = []
+        scored = self.scored(running, capped)
         for sequence in running:
             want = sequence.left - (sequence in capped)
+            if sequence.scores:
+                want = min(sequence.left, scored.get(id(sequence), 0))
             if want == 0:
                 self.count["log_stalls"] += 1
             elif sequence not in decodes and budget > 0:
@@ -550,8 +614,20 @@ class SchedulerTwin:
         return found
 
     def records_of(self, sequence: Sequence) -> int:
-        """Records that a token of the sequence takes."""
-        return 1 + sequence.logprobs
+        """Records that a sequence needs to go on."""
+        return 1 + sequence.logprobs + sequence.only_scored
+
+    def scored(self, running: list[Sequence], capped: list[Sequence]) -> dict[int, int]:
+        """Tokens that each sequence which scores its prompt may compute, by id: one for which there is room in any
+        case, and an even share of the rows and the log's room that are left."""
+        scoring = [each for each in running if each.scores and each not in capped]
+        rows = self.limits.max_running - len(running)
+        found = {}
+        for sequence in scoring:
+            kept = sum(self.records_of(each) for each in running if each.channel == sequence.channel)
+            groups = max(0, self.log_room(sequence.channel) - kept) // (1 + sequence.logprobs)
+            found[id(sequence)] = 1 + min(rows, groups) // len(scoring)
+        return found
 
     # emit
 
@@ -559,12 +635,11 @@ class SchedulerTwin:
         """Works in order, with their tokens."""
         plan = Plan(decode_works=len(decodes))
         for sequence, query in [(each, 1) for each in decodes] + chunks:
-            start, at = sequence.computed, len(plan.token_ids)
-            row = None
-            if start + query == len(sequence.tokens):
-                row = len(plan.rows)
-                plan.rows.append(self.sample_row(sequence, at + query - 1))
-            plan.works.append(PlannedWork(sequence, start, at, query, row))
+            start, at, rows = sequence.computed, len(plan.token_ids), len(plan.rows)
+            for index in range(query):
+                if self.has_row(sequence, start + index + 1):
+                    plan.rows.append(self.sample_row(sequence, at + index, start + index + 1))
+            plan.works.append(PlannedWork(sequence, start, at, query, rows if len(plan.rows) > rows else None))
             plan.token_ids += sequence.tokens[start : start + query]
             plan.positions += range(start, start + query)
         contexts = [work.start + 1 for work in plan.works[: plan.decode_works]]
@@ -575,17 +650,23 @@ class SchedulerTwin:
         )
         return plan
 
-    def sample_row(self, sequence: Sequence, token_index: int) -> Row:
-        """The sample row of a sequence."""
+    def has_row(self, sequence: Sequence, position: int) -> bool:
+        """Whether the token at a position is to be sampled or scored when the one before it is computed."""
+        return position == len(sequence.tokens) or (sequence.prompt_logprobs and position < sequence.prompt)
+
+    def sample_row(self, sequence: Sequence, token_index: int, position: int) -> Row:
+        """The row of a sequence's token at a position."""
         masked = len(sequence.tokens) - sequence.prompt < sequence.min_tokens
+        flags = layout.RowFlag.EXTRAS * (sequence.extras is not None) + layout.RowFlag.MASK_STOPS * masked
         return Row(
+            sequence,
             token_index,
-            len(sequence.tokens),
+            position,
             sequence.top_k,
             sequence.temperature,
             sequence.top_p,
             sequence.seed,
-            layout.RowFlag.EXTRAS * (sequence.extras is not None) + layout.RowFlag.MASK_STOPS * masked,
+            int(layout.RowFlag.KNOWN) if position < len(sequence.tokens) else flags,
             sequence.logprobs,
         )
 

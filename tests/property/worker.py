@@ -20,6 +20,9 @@ class Ledger:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[list[tuple[int, int, int]]] = field(default_factory=list)
     """For each token the (token, bits, rank) of its LOGPROB records."""
+    prompt: list[int] = field(default_factory=list)
+    """Tokens of the prompt that were scored."""
+    prompt_logprobs: list[list[tuple[int, int, int]]] = field(default_factory=list)
     last: tuple[int, int, int] | None = None
     """(kind, finish, detail) of the last record."""
 
@@ -31,11 +34,16 @@ class Ledger:
             assert finish in (Finish.NONE, Finish.STOP, Finish.LENGTH)
             self.tokens.append(token)
             self.logprobs.append([])
+        elif kind == RecordKind.PROMPT_TOKEN:
+            assert (detail, finish) == (0, Finish.NONE)
+            assert not self.tokens, "a token of the prompt after one of the answer"
+            self.prompt.append(token)
+            self.prompt_logprobs.append([])
         else:
             assert token == 0
-            assert finish in (Finish.CANCELLED, Finish.ERROR)
+            assert finish in (Finish.CANCELLED, Finish.ERROR) or (finish == Finish.LENGTH and not self.tokens)
             assert (detail != 0) == (finish == Finish.ERROR)
-            assert kind == RecordKind.END or (kind == RecordKind.REJECT and not self.tokens)
+            assert kind == RecordKind.END or (kind == RecordKind.REJECT and not self.tokens and not self.prompt)
         if finish != Finish.NONE:
             self.last = (kind, finish, detail)
 
@@ -56,7 +64,8 @@ class Worker:
         self.first_position = 0
         self.read_position = 0
         self.ledgers: dict[int, Ledger] = {}
-        self.last_token: Ledger | None = None
+        self.last_token: list[list[tuple[int, int, int]]] | None = None
+        """Where LOGPROB records belong."""
 
     def _set(self, name: str, value: int) -> None:
         self.inbound.words[self.inbound.control_at(self.channel, name)] = value & (2**64 - 1)
@@ -148,7 +157,16 @@ class Worker:
         record["stop_tokens"] = [rng.randrange(limits.vocab_size) for _ in range(count)] + [2**32 - 1] * (8 - count)
         if rng.random() < 0.4:
             self._add_extras(record, rng)
+        if record["logprobs"] and rng.random() < 0.6:
+            self._score_prompt(record, rng)
         return record
+
+    def _score_prompt(self, record: np.ndarray, rng: Random) -> None:
+        """Wants the prompt's log-probabilities too, or nothing else."""
+        record["flags"] = int(record["flags"]) | arena.SubmitFlag.PROMPT_LOGPROBS
+        record["logprobs"] = min(int(record["logprobs"]), rng.choice([1, 2, 22]))
+        if record["prompt_tokens"] > 1 and record["logprobs"] + 2 <= self.limits.log_slots and rng.random() < 0.5:
+            record["max_tokens"] = record["min_tokens"] = 0
 
     def _add_extras(self, record: np.ndarray, rng: Random) -> None:
         """What few submissions ask for; bias entries go behind the prompt, or before it, where they have room."""
@@ -186,13 +204,14 @@ class Worker:
         limits, far = self.limits, 2**32 - 1
         offset, prompt = int(record["prompt_offset"]), int(record["prompt_tokens"])
         if fault == 0:
-            record["flags"] = rng.choice([4, 7, 2**31, far])
+            record["flags"] = rng.choice([8, 15, 2**31, far])
         elif fault == 1:
             record["reserved"][rng.randrange(16)] = rng.randint(1, 255)
         elif fault == 2:
             record["prompt_tokens"] = rng.choice([0, limits.heap_tokens - offset + 1, far, (far - offset + 1) & far])
         elif fault == 3:
             record["max_tokens"] = 0
+            record["prompt_tokens"] = rng.choice([1, prompt])
         elif fault == 4:
             record["max_tokens"] = rng.choice(
                 [(limits.max_model_tokens - prompt + 1) & far, far, (far - prompt + 1) & far]
@@ -208,9 +227,10 @@ class Worker:
             record["stop_count"] = rng.choice([1, 8, 9, far])
             record["stop_tokens"][rng.randrange(8)] = rng.choice([limits.vocab_size, far])
         elif fault == 8:
-            record["min_tokens"] = rng.choice([int(record["max_tokens"]) + 1, far])
+            record["min_tokens"] = rng.choice([(int(record["max_tokens"]) + 1) & far, far])
         elif fault == 9:
-            record["logprobs"] = rng.choice([limits.log_slots, limits.vocab_size + 2, 22, far])
+            record["logprobs"] = rng.choice([limits.log_slots - 1, limits.log_slots, limits.vocab_size + 2, 22, far, 0])
+            record["flags"] = rng.choice([int(record["flags"]), arena.SubmitFlag.PROMPT_LOGPROBS])
         elif fault == 10:
             self._spoil_bias(record, rng)
         else:
@@ -277,12 +297,13 @@ class Worker:
         if kind == RecordKind.LOGPROB:
             assert self.last_token is not None, "log-probabilities of no token"
             _, _, rank_low, bits = arena.unpack_logprob_head(head)
-            self.last_token.logprobs[-1].append((token, bits, detail << 8 | rank_low))
+            self.last_token[-1].append((token, bits, detail << 8 | rank_low))
             return
         assert self.first_position <= sequence < self.out("submit_read")
         ledger = self.ledgers.setdefault(sequence, Ledger())
         ledger.add(kind, finish, detail, token)
-        self.last_token = ledger if kind == RecordKind.TOKEN else None
+        places = {RecordKind.TOKEN: ledger.logprobs, RecordKind.PROMPT_TOKEN: ledger.prompt_logprobs}
+        self.last_token = places.get(RecordKind(kind))
 
     # noise
 

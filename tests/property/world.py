@@ -11,7 +11,7 @@ import numpy as np
 from blink_proto.arena import RecordKind
 from gpu_runtime.scheduler import host
 from gpu_runtime.scheduler.host import HostScheduler
-from gpu_runtime.scheduler.layout import Command
+from gpu_runtime.scheduler.layout import Command, RowFlag
 from tests.property.compare import assert_same_outbound, assert_same_plan
 from tests.property.kv_model import KvModel, Owner
 from tests.property.limits import Inbound, Limits, Outbound
@@ -19,6 +19,14 @@ from tests.property.twin import Logprob, SchedulerTwin, Stage
 from tests.property.worker import Worker
 
 MILLISECOND = 1_000_000
+
+
+def as_read(groups: list[list[Logprob]]) -> list[list[Logprob]]:
+    """Log-probabilities as a front end reads them: of ranks 1, 2, … after the token's own."""
+    return [
+        [(token, bits, min(at or rank, 2**24 - 1)) for at, (token, bits, rank) in enumerate(logprobs)]
+        for logprobs in groups
+    ]
 
 
 @dataclass(frozen=True)
@@ -50,9 +58,11 @@ class World:
         self.started = False
         self.was_live = [False] * limits.channels
         self.sampled: list[int] = []
-        self.sampling: list[Owner] = []
+        self.sampling: list[tuple[Owner, bool]] = []
+        """Whose the planned rows are, and whether their tokens are known."""
         self.logprobs: list[list[Logprob]] = []
         self.given: dict[Owner, list[tuple[int, list[Logprob]]]] = {}
+        self.scored: dict[Owner, list[list[Logprob]]] = {}
         self.first_seen: dict[int, int] = {}
 
     def apply(self, action: Action) -> None:
@@ -169,9 +179,8 @@ class World:
         self.was_live = [worker.out("live") == 1 for worker in self.workers]
         self.sampled = [self._sample(rng, faults) for _ in range(len(plan.rows))]
         self.logprobs = [self._find_logprobs(rng, plan, row) for row in range(len(plan.rows))]
-        self.sampling = [
-            (int(work["channel"]), int(work["position"])) for work in plan.works if work["row"] != 2**32 - 1
-        ]
+        owners = {int(work["slot"]): (int(work["channel"]), int(work["position"])) for work in plan.works}
+        self.sampling = [(owners[int(row["slot"])], bool(row["flags"] & RowFlag.KNOWN)) for row in plan.rows]
         return plan
 
     def _quiet(self) -> bool:
@@ -211,8 +220,13 @@ class World:
         return list(zip(found["tokens"].tolist(), bits, [int(found["rank"])] * count, strict=False))
 
     def _note_given(self) -> None:
-        for owner, token, logprobs in zip(self.sampling, self.sampled, self.logprobs, strict=True):
-            self.given.setdefault(owner, []).append((token, logprobs))
+        rows = list(zip(self.sampling, self.sampled, self.logprobs, strict=True))
+        spoilt = {owner for (owner, _), token, _ in rows if not 0 <= token < self.limits.vocab_size}
+        for (owner, known), token, logprobs in rows:
+            if known and owner not in spoilt:
+                self.scored.setdefault(owner, []).append(logprobs)
+            elif owner not in spoilt:
+                self.given.setdefault(owner, []).append((token, logprobs))
 
     def _check(self, plan: host.Plan) -> None:
         limits = self.limits
@@ -272,7 +286,7 @@ class World:
 
     def _steps_needed(self) -> int:
         """A token in two steps would do (the reader comes in between when a log has one record), and the ends."""
-        left = sum(each.prompt + each.max_tokens - each.computed for each in self.twin.arrived)
+        left = sum(max(1, each.prompt + each.max_tokens - each.computed) for each in self.twin.arrived)
         return 2 * left + 2 * len(self.twin.arrived) + 2
 
     def _check_ledgers(self, worker: Worker) -> None:
@@ -287,10 +301,7 @@ class World:
             assert ledger is not None, f"submission {position} got no record"
             assert ledger.last is not None, f"submission {position} never ended"
             given = self.given.get((worker.channel, position), [])
-            given = [(token, logprobs) for token, logprobs in given if 0 <= token < self.limits.vocab_size]
             assert ledger.tokens == [token for token, _ in given]
-            assert ledger.logprobs == [
-                [(token, bits, min(at or rank, 2**24 - 1)) for at, (token, bits, rank) in enumerate(logprobs)]
-                for _, logprobs in given
-            ]
+            assert ledger.logprobs == as_read([logprobs for _, logprobs in given])
+            assert ledger.prompt_logprobs == as_read(self.scored.get((worker.channel, position), []))
             assert ledger.last[0] != RecordKind.REJECT or not given

@@ -222,15 +222,14 @@ def test_fused_attention_refuses_what_it_would_misread() -> None:
 
 
 def test_a_model_driven_by_the_scheduler() -> None:
-    """More sequences than may run at a time, and prompts longer than a step."""
+    """More sequences than may run at a time, prompts longer than a step, and some with logits of all their tokens."""
     model = random_model("Llama", 5)
     sizes = PlanSizes(max_running=2, tokens=16, slots=4, columns=2)
     driver = ScheduledDriver(*take_weights(model, torch.float32, DEVICE), sizes, [1, 2, 16], blocks=5)
-    sequences = [Known(torch.randint(3, 300, (size,)).tolist(), prompt) for size, prompt in ((23, 20), (5, 3), (9, 7))]
+    shapes = ((23, 20, False), (5, 3, False), (9, 7, True), (6, 6, True))
+    sequences = [Known(torch.randint(3, 300, (size,)).tolist(), prompt, scored) for size, prompt, scored in shapes]
     found = driver.run(sequences)
-    assert {(s, p) for s, known in enumerate(sequences) for p in range(known.prompt_tokens, len(known.tokens))} == set(
-        found
-    )
+    assert {(s, p) for s, known in enumerate(sequences) for p in known.positions} == set(found)
     wholes = [whole_logits(model, known.tokens) for known in sequences]
     for (sequence, position), logits in found.items():
         assert relative(logits, wholes[sequence][position - 1]) < 1e-4

@@ -122,6 +122,9 @@ def test_every_way_draws_the_token_at_the_uniform_number(vocabulary: int) -> Non
     made = cases(spread(len(WAYS) * 8, vocabulary), WAYS, seed=vocabulary)
     tokens = sample(made.logits, made.rows, made.slots, made.logprobs)
     for r, token in enumerate(tokens):
+        if made.rows[r]["flags"] & layout.RowFlag.KNOWN:
+            assert token == made.slots.history[r][made.rows[r]["position"]]
+            continue
         sums = expected_probabilities(made, r).cumsum(0).numpy()
         u = uniform(int(made.rows[r]["seed"]), int(made.rows[r]["position"]))
         low = sums[token - 1] if token else 0.0
@@ -153,6 +156,22 @@ def test_log_probabilities_of_logits_that_are_no_numbers() -> None:
     assert found["logprobs"][:2, :4].tolist() == [[0, 0, -inf, -inf], [0, 0, -inf, -inf]]
     assert found["logprobs"][2, :2].tolist() == [0, 0]
     assert found["rank"].tolist() == [1, 1, 1]
+
+
+def test_a_known_token_is_the_history_s_whatever_the_logits_say() -> None:
+    """Unless they say nothing, or the history has no token there."""
+    nan, inf = float("nan"), float("inf")
+    logits = torch.tensor([[0.0, 3, nan, 1], [0.0, -inf, 0, 0], [inf, 0, 0, 0], [nan, -inf, nan, nan], [0.0] * 4])
+    slots = Slots(np.ones((5, 8), np.uint32), np.zeros(5, layout.SampleExtras), np.zeros((5, 1024), layout.BiasEntry))
+    slots.history[4] = 4
+    rows = rows_of(5, flags=layout.RowFlag.KNOWN, position=7, slot=np.arange(5), logprobs=2, temperature=0.5)
+    found = np.zeros(5, layout.RowLogprobs)
+    assert sample(logits, rows, slots, found).tolist() == [1, 1, 1, -1, -1]
+    assert found["tokens"][:3, :2].tolist() == [[1, 1], [1, 0], [1, 0]]
+    assert found["rank"][:3].tolist() == [1, 4, 2]
+    assert found["logprobs"][:3, 0].tolist() == pytest.approx([-math.log(1 + math.exp(-3) + math.exp(-2)), -inf, -inf])
+    with pytest.raises(ValueError, match="position"):
+        sample(logits, rows_of(5, flags=layout.RowFlag.KNOWN, position=8, logprobs=2), slots, found)
 
 
 @pytest.mark.parametrize(

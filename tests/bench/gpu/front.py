@@ -50,6 +50,8 @@ class Generation:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[list[tuple[int, float, int]]] = field(default_factory=list)
     """For each token (token id, log-probability, rank): its own, then the most likely ones."""
+    prompt_logprobs: list[list[tuple[int, float, int]]] = field(default_factory=list)
+    """The same for the tokens of the prompt, from the second one on."""
     finish: Finish = Finish.NONE
     kind: RecordKind = RecordKind.TOKEN
     error: ErrorCode = ErrorCode.NONE
@@ -88,7 +90,7 @@ class Front:
         self._words = np.zeros(1, arena.ChannelOut)
         self._log = np.zeros(self.sizes.log_slots, arena.TokenRecord)
         self._heap = PromptHeap(self.sizes.heap_tokens)
-        self._newest = Generation(0, (), 0, logprobs=[[]])
+        self._newest: list[list[tuple[int, float, int]]] = [[]]
         self._submits = self._cancels = 0
         self._beats = 0
         self._beat_at = 0.0
@@ -264,7 +266,7 @@ class Front:
     def _give(self, sequence: int, kind: int, finish: int, detail: int, token: int) -> None:
         if kind == RecordKind.LOGPROB:  # the fields stand where those of its own words do
             value = float(np.array([sequence], np.uint32).view(np.float32)[0])
-            self._newest.logprobs[-1].append((token, value, detail << 8 | finish))
+            self._newest[-1].append((token, value, detail << 8 | finish))
             return
         generation = self.generations.get(sequence)
         if generation is None:
@@ -272,8 +274,12 @@ class Front:
             return
         if kind == RecordKind.TOKEN:
             generation.tokens.append(token)
-            generation.logprobs.append([])
-            self._newest = generation
+            self._newest = generation.logprobs
+            self._newest.append([])
+        elif kind == RecordKind.PROMPT_TOKEN:
+            assert token == generation.prompt[1 + len(generation.prompt_logprobs)]
+            self._newest = generation.prompt_logprobs
+            self._newest.append([])
         if finish != Finish.NONE:
             generation.kind, generation.finish = RecordKind(kind), Finish(finish)
             generation.error = ErrorCode(detail)
@@ -290,13 +296,15 @@ def submission(
     seed: int = 0,
     ignore_eos: bool = True,
     allow_only: bool = False,
+    prompt_logprobs: bool = False,
     **others: float,
 ) -> NDArray[np.void]:
     """A SubmitRecord without its commit word; `others` are fields by their names."""
     record = np.zeros((), arena.SubmitRecord)
     record["prompt_offset"], record["prompt_tokens"], record["max_tokens"] = prompt_offset, prompt_tokens, max_tokens
     record["temperature"], record["top_p"], record["top_k"], record["seed"] = temperature, top_p, top_k, seed
-    record["flags"] = ignore_eos * arena.SubmitFlag.IGNORE_EOS | allow_only * arena.SubmitFlag.ALLOW_ONLY
+    flags = ignore_eos * arena.SubmitFlag.IGNORE_EOS | allow_only * arena.SubmitFlag.ALLOW_ONLY
+    record["flags"] = flags | prompt_logprobs * arena.SubmitFlag.PROMPT_LOGPROBS
     for name, value in others.items():
         record[name] = value
     return record

@@ -157,3 +157,33 @@ def test_bytes_of_a_random_model(tiny_server: Serving, tiny_model: Path, top: in
         own = [piece for piece in pieces if piece.index == index]
         assert of_completion(own, spelled) == rows
         assert "".join(piece.text for piece in own) == whole.choices[index].text
+
+
+@EITHER_WAY
+@pytest.mark.parametrize(("fields", "count"), [({"max_tokens": 0}, 0), ({"max_tokens": 7, "temperature": 0}, 7)])
+def test_prompts_of_a_random_model(
+    tiny_server: Serving, tiny_model: Path, stream: bool, fields: dict, count: int
+) -> None:
+    """What lm-eval asks for: prompts beside others, one of them longer than a step, all echoed with log-probabilities,
+    while other answers go on as they would alone."""
+    spelled = Spelled(Tokenizer.from_file(str(tiny_model / "tokenizer.json")))
+    model, prompts = make_tiny("llama"), [[65, 66, 67], [100 + n % 100 for n in range(200)], [70, 71]]
+    client, fields = tiny_server.client(), {"model": tiny_server.model, "extra_body": {"ignore_eos": True}, **fields}
+    answer = client.completions.create(**fields, prompt=prompts, echo=True, logprobs=3, stream=stream)
+    choices = [chunk.choices[0] for chunk in answer if chunk.choices] if stream else answer.choices
+    for index, prompt in enumerate(prompts):
+        found = [choice.logprobs for choice in choices if choice.index == index and choice.logprobs is not None]
+        values = [value for one in found for value in one.token_logprobs]
+        likely = [entry for one in found for entry in one.top_logprobs]
+        ids = [spelled.by_name[name] for one in found for name in one.tokens]
+        assert (ids[: len(prompt)], len(ids)) == (prompt, len(prompt) + count)
+        assert values[0] is None
+        assert likely[0] is None
+        rows = [
+            (token, value, {spelled.by_name[one]: v for one, v in entry.items()})
+            for token, value, entry in zip(ids[1:], values[1:], likely[1:], strict=True)
+        ]
+        check(model, ids[:1], rows, 3, own=True)
+        if count:
+            alone = client.completions.create(**fields, prompt=prompt, logprobs=0)
+            assert [spelled.by_name[name] for name in alone.choices[0].logprobs.tokens] == ids[len(prompt) :]

@@ -58,7 +58,7 @@ class RuntimeConfig:
 
 DEVICES: dict[str, dict[str, Any]] = {
     "cpu": {"dtype": "float32", "kv_tokens": 16384, "token_budget": 128, "max_running": 64, "max_sequences": 256},
-    "cuda": {"dtype": "bfloat16", "kv_tokens": 0, "token_budget": 2048, "max_running": 256, "max_sequences": 512},
+    "cuda": {"dtype": "bfloat16", "kv_tokens": 0, "token_budget": 512, "max_running": 256, "max_sequences": 512},
 }
 """What a choice that was left open becomes."""
 

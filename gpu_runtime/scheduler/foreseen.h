@@ -14,8 +14,8 @@ struct alignas(16) ForeseenRow {
   uint32_t* history;           // where the token goes
   Sequence* sequence;
   uint32_t length;  // of the sequence with that token
-  uint32_t blocks;
-  uint32_t flags;  // of the next row, RowFlag bits
+  uint32_t blocks;  // of the sequence; 0: as many as before
+  uint32_t flags;   // of the next row, RowFlag bits; kNone: as before
   uint32_t token;
   uint32_t checks_eos;
   uint32_t stop_count;

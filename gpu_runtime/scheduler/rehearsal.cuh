@@ -36,6 +36,8 @@ __device__ inline void foresee_rehearsal(Foreseen& foreseen, Sink& sink) {
   row.record = &sink.record;
   row.history = &sink.history;
   row.sequence = &sink.sequence;
+  row.blocks = 1;
+  row.flags = 0;
   row.checks_eos = 1;
   row.stop_count = 1;
   row.stop_tokens[0] = 1;

@@ -83,13 +83,15 @@ BLINK_FN void foresee_row(State& state, uint32_t r, uint64_t before, uint32_t sp
   const uint32_t position = sequence.length;
   row.sequence = &sequence;
   row.length = position + 1;
-  row.blocks = blocks_for(state, row.length);
-  row.flags = row_flags(sequence, row.length);
+  const uint32_t flags = row_flags(sequence, row.length);
+  row.flags = flags != state.rows[r].flags ? flags : kNone;
   row.history = history_of(state, work.slot) + position;
   foresee_record(state, r, work, row);
   foresee_stops(row);
   int32_t* blocks = blocks_of(state, work.slot);
-  if (row.blocks > sequence.blocks) {
+  row.blocks = 0;
+  if (blocks_for(state, row.length) > sequence.blocks) {
+    row.blocks = sequence.blocks + 1;
     blocks[sequence.blocks] = static_cast<int32_t>(*(state.free_blocks + state.free_block_count - 1 - (before >> 32)));
   }
   work.context_tokens = row.length;
@@ -176,9 +178,9 @@ BLINK_FN void settle_row(const Foreseen& foreseen, uint32_t r) {
   *row.history = row.token;
   row.sequence->length = row.length;
   row.sequence->computed = row.length - 1;
-  row.sequence->blocks = row.blocks;
   foreseen.sample_rows[r].position = row.length;
-  foreseen.sample_rows[r].flags = row.flags;
+  if (row.blocks != 0) row.sequence->blocks = row.blocks;
+  if (row.flags != kNone) foreseen.sample_rows[r].flags = row.flags;
 }
 
 // Of the words that front ends see, only one changes: the position after the records. They need not be there when it is

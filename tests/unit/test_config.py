@@ -35,8 +35,8 @@ LLAMA_8B = {
 WINDOW = 131072
 # Attention's four matrices, the three of the feed-forward part and two norms, 32 times; embedding, head and last norm.
 PARAMETERS_8B = 32 * (2 * 4096**2 + 2 * 1024 * 4096 + 3 * 4096 * 14336 + 2 * 4096) + 2 * 128256 * 4096 + 4096
-# Logits of 256 rows; 2,048 tokens of 67,584 numbers; tokens of 512 sequences; each twice. 3 GiB for everything else.
-BESIDE_8B = 2 * 256 * 128256 * 4 + 2 * 2048 * 67584 * 2 + 2 * 512 * 131072 * 4 + 3 * 2**30
+# Logits of 256 rows; 512 tokens of 67,584 numbers; tokens of 512 sequences; each twice. 3 GiB for everything else.
+BESIDE_8B = 2 * 256 * 128256 * 4 + 2 * 512 * 67584 * 2 + 2 * 512 * 131072 * 4 + 3 * 2**30
 
 
 def model(**changes: object) -> ModelFolder:
@@ -55,7 +55,7 @@ def test_what_is_left_open_follows_the_device() -> None:
     soft, cuda = make_config("cpu"), make_config("cuda")
     names = ("device", "dtype", "kv_tokens", "token_budget", "max_running", "max_sequences")
     assert [getattr(soft, name) for name in names] == ["cpu", "float32", 16384, 128, 64, 256]
-    assert [getattr(cuda, name) for name in names] == ["cuda", "bfloat16", 0, 2048, 256, 512]
+    assert [getattr(cuda, name) for name in names] == ["cuda", "bfloat16", 0, 512, 256, 512]
     assert make_config("cuda", dtype="", kv_tokens=0, max_running=None) == cuda
 
 
@@ -108,11 +108,11 @@ def test_the_cache_takes_the_rest_of_a_device() -> None:
     assert folder.parameters == PARAMETERS_8B == 8_030_261_248
     assert token_bytes(folder.config, "bfloat16") == 2 * 32 * 8 * 128 * 2 == 131072
     left = 135 * 10**9 - 2 * PARAMETERS_8B - BESIDE_8B
-    assert left == 114_365_064_704
+    assert left == 114_780_300_800
     fitted = fit_memory(config, folder, WINDOW, 135 * 10**9)
-    assert fitted == replace(config, kv_tokens=872_528)
-    assert 872_528 % 16 == 0
-    assert 872_528 * 131072 <= left < (872_528 + 16) * 131072
+    assert fitted == replace(config, kv_tokens=875_696)
+    assert 875_696 % 16 == 0
+    assert 875_696 * 131072 <= left < (875_696 + 16) * 131072
 
 
 def test_the_cache_is_no_larger_than_what_can_run() -> None:
@@ -122,17 +122,17 @@ def test_the_cache_is_no_larger_than_what_can_run() -> None:
 
 def test_float32_takes_twice_the_room() -> None:
     """Weights, activations and cache; logits and tokens do not change."""
-    fixed = 4 * PARAMETERS_8B + BESIDE_8B + 2 * 2048 * 67584 * 2
+    fixed = 4 * PARAMETERS_8B + BESIDE_8B + 2 * 512 * 67584 * 2
     available = fixed + 1000 * 262144 + 5
     assert fit_memory(make_config("cuda", dtype="float32"), model(), WINDOW, available).kv_tokens == 992
 
 
 def test_a_cache_that_was_asked_for() -> None:
-    """It is taken as it is, or refused with what it needs: (20,634,935,296 + 117,964,800,000) bytes."""
+    """It is taken as it is, or refused with what it needs: (20,219,699,200 + 117,964,800,000) bytes."""
     assert fit_memory(make_config("cuda", kv_tokens=5000), model(), WINDOW, 135 * 10**9).kv_tokens == 5000
     with pytest.raises(ExhaustedError) as error:
         fit_memory(make_config("cuda", kv_tokens=900_000), model(), WINDOW, 135 * 10**9)
-    said = "needs 129.1 GiB, 109.9 GiB of it KV cache; 125.7 GiB are free; a smaller --kv-tokens helps"
+    said = "needs 128.7 GiB, 109.9 GiB of it KV cache; 125.7 GiB are free; a smaller --kv-tokens helps"
     assert str(error.value) == said
 
 

@@ -40,7 +40,7 @@ NEEDED = {
     "http": ("httptools", "cryptography", "gpu_runtime.main", "dpu_service.worker", "blink_deploy.main"),
 }
 MOST_SECONDS = {"steps": 150.0, "http": 170.0, "kernels": 90.0}
-PACKAGES = ("torch", "triton", "numpy", "uvicorn", "grpcio")
+PACKAGES = ("torch", "triton", "numpy", "httptools", "h2", "grpcio")
 
 
 @dataclass(frozen=True)

@@ -73,14 +73,19 @@ def echoed(request: ChatRequest, conversation: Conversation) -> str:
     return final_text(conversation.messages[-1])
 
 
-async def chat_prompt(conversation: Conversation, encoder: TextEncoder, window: int) -> list[int]:
+async def chat_prompt(
+    conversation: Conversation, encoder: TextEncoder, window: int, *, bounded: bool = True
+) -> list[int]:
     """Token ids of a conversation.
+
+    Args:
+        bounded: see `TextEncoder.encode_text`.
 
     Raises:
         ApiError: 400: refused by the template, or too long.
     """
     try:
-        ids = await encoder.encode_chat(conversation)
+        ids = await encoder.encode_chat(conversation, bounded=bounded)
     except ChatTemplateError as error:
         raise ApiError(400, str(error), param="messages", code="chat_template_error") from error
     except TextTooLongError as error:

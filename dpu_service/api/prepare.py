@@ -90,7 +90,7 @@ async def prepare_chat(serving: Serving, body: bytes) -> Prepared:
     rules = replace(read_text_rules(request), markers=tools.markers)
     conversation = await read_conversation(request.messages, request, tools, encoder, window, len(body))
     echo = echoed(request, conversation)
-    prompt = await chat_prompt(conversation, encoder, window)
+    prompt = await chat_prompt(conversation, encoder, window, bounded=request.truncate_prompt_tokens is None)
     param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     limit: int | None = getattr(request, param)
     prompt = last_tokens(prompt, _keep(request, _window(serving, choices) - max(1, limit or 1)))
@@ -137,6 +137,7 @@ def _prompt_rules(serving: Serving, request: CompletionRequest, choices: Choices
         window=serving.geometry.window,
         keep=_keep(request, _window(serving, choices) - max(1, answer)),
         add_special=request.add_special_tokens is not False,
+        bounded=request.truncate_prompt_tokens is None,
     )
 
 

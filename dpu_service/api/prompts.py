@@ -30,6 +30,7 @@ class PromptRules:
         window: tokens of a prompt at most.
         keep: so many last tokens count; None for all.
         add_special: BOS goes in front of a text where the model's tokenizer does so.
+        bounded: a text over the window is refused without tokenising all of it.
     """
 
     vocab_size: int
@@ -37,6 +38,7 @@ class PromptRules:
     window: int
     keep: int | None = None
     add_special: bool = True
+    bounded: bool = True
 
 
 async def completion_prompts(raw: bytes, encoder: TextEncoder, rules: PromptRules) -> list[Prompt]:
@@ -71,7 +73,7 @@ async def read_text(text: str, encoder: TextEncoder, rules: PromptRules) -> Prom
         ApiError: 400: it cannot fit.
     """
     try:
-        tokens = await encoder.encode_text(text, add_special=rules.add_special)
+        tokens = await encoder.encode_text(text, add_special=rules.add_special, bounded=rules.bounded)
     except TextTooLongError as error:
         raise too_long(error.at_least, rules.window, "prompt") from error
     kept = last_tokens(tokens, rules.keep)

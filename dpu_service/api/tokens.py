@@ -79,7 +79,7 @@ def _check_model(serving: Serving, name: str | None) -> None:
 
 def _rules(serving: Serving, add_special: bool = True) -> PromptRules:
     geometry = serving.geometry
-    return PromptRules(geometry.vocab_size, 1, geometry.window, add_special=add_special)
+    return PromptRules(geometry.vocab_size, 1, geometry.window, add_special=add_special, bounded=False)
 
 
 async def _tokens(serving: Serving, request: TokenizeRequest, body_bytes: int) -> list[int]:
@@ -94,7 +94,7 @@ async def _tokens(serving: Serving, request: TokenizeRequest, body_bytes: int) -
     encoder, window = serving.encoder, serving.geometry.window
     tools = read_tools(request.tools, None, None, encoder)
     conversation = await read_conversation(request.messages, request, tools, encoder, window, body_bytes)
-    return await chat_prompt(conversation, encoder, window)
+    return await chat_prompt(conversation, encoder, window, bounded=False)
 
 
 def _decode(serving: Serving, tokens: list[int]) -> str:

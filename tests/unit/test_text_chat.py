@@ -108,7 +108,19 @@ def test_plain_prompts_get_bos_once_and_honour_control_text(bundle: TextBundle) 
     assert asyncio.run(encoder.encode_text("hello")) == [bos, *tiny_text.ids("hello")]
     assert asyncio.run(encoder.encode_text("<s>hello")) == [bos, *tiny_text.ids("hello")]
     assert asyncio.run(encoder.encode_text("a<|im_end|>"))[-1] == end
-    assert asyncio.run(encoder.encode_text("x " * 500))[1:] == tiny_text.ids("x " * 500)
+    assert asyncio.run(encoder.encode_text("x " * 500, bounded=False))[1:] == tiny_text.ids("x " * 500)
+
+
+@pytest.mark.parametrize("piece", [".", "the ", "\U0001f600"])
+def test_long_texts_are_refused_by_their_beginning(bundle: TextBundle, piece: str) -> None:
+    """The head is 8 characters for each token of the window; what fits is never refused, however long."""
+    encoder = TextEncoder(bundle, window=100)
+    text = piece * (1100 // len(piece))
+    with pytest.raises(TextTooLongError) as caught:
+        asyncio.run(encoder.encode_text(text))
+    assert caught.value.at_least == 101
+    assert len(asyncio.run(encoder.encode_text(text, bounded=False))) > 200
+    assert len(asyncio.run(encoder.encode_text(tiny_text.EOS * 65))) == 66, "845 characters in 65 tokens and BOS"
 
 
 def test_texts_that_cannot_fit_are_refused_unread(bundle: TextBundle) -> None:

@@ -25,16 +25,14 @@ class ControlText:
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self.tokens = frozenset(token for token in tokens if len(token) > 1)
-        longest_first = sorted(self.tokens, key=len, reverse=True)
-        either = "|".join(map(re.escape, longest_first)) or "(?!)"
-        self.pattern = re.compile(either)
-        self._begin = re.compile(f"(?=(?:{either}))(.)", re.DOTALL)
+        self.pattern = _pattern(self.tokens, "(?:")
+        self._begin = _pattern(self.tokens, "(?=")
         self._beginnings = frozenset(token[:size] for token in self.tokens for size in range(1, len(token)))
         self._sizes = sorted({len(beginning) for beginning in self._beginnings})
 
     def concerns(self, value: Any) -> bool:
         """Whether anything in it would be marked."""
-        return any(self.pattern.search(text) or self._is_open(text) for text in texts_in(value))
+        return any(self._begin.search(text) or self._is_open(text) for text in texts_in(value))
 
     def mark(self, value: Any, mark: str) -> Any:
         """The same value with marks in all its texts, the keys of objects included."""
@@ -47,7 +45,7 @@ class ControlText:
         return value
 
     def _mark_tokens(self, text: str, mark: str) -> str:
-        return self._begin.sub(rf"\1{mark}", text) if self.pattern.search(text) else text
+        return self._begin.sub(rf"\g<0>{mark}", text)
 
     def _mark_end(self, text: str, mark: str) -> str:
         if not self._is_open(text):
@@ -58,6 +56,19 @@ class ControlText:
     def _is_open(self, text: str) -> bool:
         text = text.rstrip()
         return any(text[-size:] in self._beginnings for size in self._sizes if size <= len(text))
+
+
+def _pattern(tokens: Iterable[str], group: str) -> re.Pattern[str]:
+    """Any of the tokens, of several at one place the longest. Grouped by first characters, among which `re` is quick.
+
+    Args:
+        group: how the group begins that all but the first character is in.
+    """
+    rests: dict[str, list[str]] = {}
+    for token in sorted(tokens, key=len, reverse=True):
+        rests.setdefault(token[0], []).append(re.escape(token[1:]))
+    grouped = [f"{re.escape(first)}{group}{'|'.join(alternatives)})" for first, alternatives in rests.items()]
+    return re.compile("|".join(grouped) or "(?!)")
 
 
 def texts_in(value: Any) -> Iterator[str]:

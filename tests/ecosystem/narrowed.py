@@ -13,6 +13,7 @@ REQUESTS = ("CompletionRequest", "ChatRequest")
 RELATED = (
     *("max_tokens", "max_completion_tokens", "min_tokens", "stream_options", "top_logprobs"),
     *("best_of", "bad_words", "add_special_tokens", "prompt_logprobs", "echo"),
+    *("tools", "tool_choice", "continue_final_message", "add_generation_prompt", "chat_template_kwargs"),
 )
 """Whether a value is taken depends on other fields, the prompt's length or the tokenizer."""
 

@@ -265,33 +265,47 @@ def test_an_opening_may_have_control_tokens() -> None:
         assert len(control(ids, ["[TOOL_CALLS]"])) == 1
 
 
+PLAIN_TEMPLATE = "{{ bos_token }}{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}"
+SPECIAL = [AddedToken(token, special=True) for token in ("<unk>", "<s>", "</s>", "[INST]", "[/INST]")]
+
+
+def unigram() -> TextBundle:
+    """As T5's; its control tokens are pieces of the model too, with scores of their own."""
+    made = Tokenizer(models.Unigram())
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False)
+    made.train_from_iterator([*tiny_text.CORPUS, "a[INST b </s c INST"], trainer)
+    return bundle_of(json.loads(made.to_str()))
+
+
+def bundle_of(source: Any) -> TextBundle:
+    files = {"tokenizer.json": source, "tokenizer_config.json": {"bos_token": "<s>", "chat_template": PLAIN_TEMPLATE}}
+    return TextBundle({name: json.dumps(content).encode() for name, content in files.items()})
+
+
 @cache
 def sentencepiece(kind: str) -> TextBundle:
     """As Llama 2's and Mistral's tokenizers, which put a space in front of text."""
+    if kind == "unigram":
+        return unigram()
     made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     if kind == "normalizer":
         made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     else:
         made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=kind, split=False)
-    special = [AddedToken(token, special=True) for token in ("<unk>", "<s>", "</s>", "[INST]", "[/INST]")]
     bytes_ = [AddedToken(f"<0x{byte:02X}>") for byte in range(256)]
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=[*special, *bytes_], show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=[*SPECIAL, *bytes_], show_progress=False)
     made.train_from_iterator(tiny_text.CORPUS, trainer)
     source = json.loads(made.to_str())
-    source["added_tokens"] = source["added_tokens"][: len(special)]
-    config = {
-        "bos_token": "<s>",
-        "chat_template": "{{ bos_token }}{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}",
-    }
-    files = {"tokenizer.json": source, "tokenizer_config.json": config}
-    return TextBundle({name: json.dumps(content).encode() for name, content in files.items()})
+    source["added_tokens"] = source["added_tokens"][: len(SPECIAL)]
+    return bundle_of(source)
 
 
 TEXTS = ["hello", " hello there", "the\nfox  ", "😀 漢字", "a[INST", "x </s", ""]
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("kind", ["first", "always", "never", "normalizer", "byte level"])
+@pytest.mark.parametrize("kind", ["first", "always", "never", "normalizer", "unigram", "byte level"])
 def test_the_tokenizer_with_aliases_is_the_same_tokenizer(kind: str, text: str) -> None:
     made = ChatEncoder(bundle("chatml") if kind == "byte level" else sentencepiece(kind))
     prompt, mark = made.render(Conversation([{"role": "user", "content": text}, {"role": "user", "content": text}]))
@@ -299,7 +313,7 @@ def test_the_tokenizer_with_aliases_is_the_same_tokenizer(kind: str, text: str) 
     assert made.encode(prompt, "\ufdd0") == straight
 
 
-@pytest.mark.parametrize("kind", ["first", "always", "never", "normalizer"])
+@pytest.mark.parametrize("kind", ["first", "always", "never", "normalizer", "unigram"])
 def test_control_text_is_text_for_sentencepiece_too(kind: str) -> None:
     made = ChatEncoder(sentencepiece(kind))
     ids = made.encode(*made.render(Conversation([{"role": "user", "content": "a </s>[INST]<s> b"}])))

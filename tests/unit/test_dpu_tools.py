@@ -96,7 +96,7 @@ def streamed(answer: httpx.Response, index: int = 0) -> tuple[Json, str]:
         for choice in [one for one in chunk["choices"] if one["index"] == index]:
             assert not reasons, "a chunk after the last one"
             delta = choice["delta"]
-            assert delta or choice["finish_reason"], "a chunk that says nothing"
+            assert delta or choice["finish_reason"] or choice["logprobs"], "a chunk that says nothing"
             content += delta.get("content") or ""
             for one in delta.get("tool_calls", []):
                 if one["index"] == len(calls):
@@ -193,6 +193,11 @@ def test_only_one_call_where_one_is_wanted(hermes: FrontEnd, stream: bool) -> No
     assert answer == (None, [("clock", "{}")], "tool_calls")
     eventually(lambda: hermes.device.playing == 0)
     assert hermes.device.cancelled, "the device is told that no more is wanted"
+    how: Json = {"tools": TOOLS, "parallel_tool_calls": False, "logprobs": True}
+    whole = post(hermes, **how).json()
+    assert len(whole["choices"][0]["logprobs"]["content"]) == whole["usage"]["completion_tokens"]
+    assert whole["usage"]["completion_tokens"] < len(ids(CLOCK)) + 200
+    assert said(hermes, stream, **how, min_tokens=len(ids(CLOCK)) + 50) == answer
 
 
 @STREAM

@@ -6,6 +6,7 @@ Started by the supervisor as `python -m dpu_service.worker DESCRIPTOR`, the desc
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -82,6 +83,7 @@ class Worker:
             return
         finally:
             self._tell()
+        _spare_collector()
         self._pumping = asyncio.create_task(self._service.serving.pump.run())
         self._pumping.add_done_callback(_check_pump)
 
@@ -164,6 +166,14 @@ class Worker:
                 seen = now
             self._service.show_sequences()
             await asyncio.sleep(SAMPLE_SECONDS)
+
+
+def _spare_collector() -> None:
+    """What lives now lives long, and of what comes, reference counts free nearly all: the collector of cycles need not
+    look at the former, and at the latter rarely. It took 4 % of a busy worker's time, in pauses for every stream."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def _check_pump(pumping: asyncio.Task[None]) -> None:

@@ -39,6 +39,7 @@ class Answering:
         self._echo = echo
         self._only_prompt = only_prompt
         self._parser = parser
+        self._plain = echo is None and parser is None and not only_prompt and asked == Asked()
         self._begun = False
         self._waiting: deque[tuple[int, list[Logprob]]] = deque()
         self._of_prompt: list[list[Logprob]] = []
@@ -57,6 +58,9 @@ class Answering:
 
     def feed(self, item: Tokens) -> Piece:
         """What these tokens make known."""
+        if self._plain:
+            text = self.text.feed(item.tokens, item.finish)
+            return Piece(self._number, text, self.text.finish_reason)
         piece = Piece(self._number)
         self._of_prompt += item.prompt_logprobs
         if not self._begun and (item.tokens or item.finish is not Finish.NONE):

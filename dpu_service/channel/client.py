@@ -282,7 +282,7 @@ class ChannelClient:
         self.unknown_records += orphans
         for group in groups:
             record = group.record
-            if self._is_plain(group) and self._took_plain(record, news):
+            if self._took_plain(group, news):
                 continue
             tracked = self._sequences.get(record.sequence)
             if tracked is None:
@@ -298,19 +298,19 @@ class ChannelClient:
                 self._ended(tracked)
         return list(news.values())
 
-    @staticmethod
-    def _is_plain(group: Group) -> bool:
-        return group.record.kind == _TOKEN and group.record.finish == _GOES_ON and not group.logprobs
-
-    def _took_plain(self, record: Record, news: dict[int, News]) -> bool:
+    def _took_plain(self, group: Group, news: dict[int, News]) -> bool:
         """The quick way for what nearly all records are: a token that is in order and not the last one."""
-        tracked, earlier = self._sequences.get(record.sequence), news.get(record.sequence)
-        if tracked is None or tracked.logprobs or tracked.tokens_left < 1 or record.token >= self.geometry.vocab_size:
+        (sequence, kind, finish, _, token), logprobs = group
+        if kind != _TOKEN or finish != _GOES_ON or logprobs:
             return False
+        tracked = self._sequences.get(sequence)
+        if tracked is None or tracked.logprobs or tracked.tokens_left < 1 or token >= self.geometry.vocab_size:
+            return False
+        earlier = news.get(sequence)
         if earlier is None:
-            news[record.sequence] = News(tracked.position, [record.token])
+            news[sequence] = News(tracked.position, [token])
         elif earlier.finish is arena.Finish.NONE:
-            earlier.tokens.append(record.token)
+            earlier.tokens.append(token)
         else:
             return False
         tracked.tokens_left -= 1

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 BEAT_SECONDS = 0.5
 ASK_AGAIN_SECONDS = 2.0
 SHORTEST_WAIT = 0.001
-LONGEST_WAIT = 0.010
-WAIT_SHARE = 1 / 16
+LONGEST_WAIT = 0.005
+WAIT_SHARE = 1 / 32
 """A poll waits for this share of the time since the last news, so that it adds little to any step time."""
 
 

@@ -83,7 +83,7 @@ def measure(scenario: Scenario, seconds: float) -> Measured:
 
 def _client(job: Job) -> None:
     command = [sys.executable, "-m", "tests.bench.front.reader"]
-    subprocess.run(command, input=to_line(job), check=True, cwd=ROOT, timeout=120)
+    subprocess.run(command, input=to_line(job), check=True, cwd=ROOT, timeout=30)
 
 
 def _judge(scenario: Scenario, device: PacedDevice, arrivals: np.ndarray, spent: float) -> Measured:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import httpx
@@ -25,14 +26,31 @@ def closed(schema: Any) -> Any:
     return made
 
 
+_CLOSED = closed(DOCUMENT["components"])
+
+
 def judge(schema: dict[str, Any], value: Any) -> None:
-    """Raises where a value is not as described.
+    """Raises where an answer is not as described.
 
     Raises:
         jsonschema.ValidationError: it is not.
     """
-    whole = {**closed(schema), "components": closed(DOCUMENT["components"])}
-    Draft202012Validator(whole).validate(value)
+    Draft202012Validator({**closed(schema), "components": _CLOSED}).validate(value)
+
+
+def judge_request(name: str, value: Any) -> None:
+    """Raises where the body of a request is not as described; it may have fields that are not listed.
+
+    Raises:
+        jsonschema.ValidationError: it is not.
+    """
+    _requests(name).validate(value)
+
+
+@cache
+def _requests(name: str) -> Draft202012Validator:
+    schema = {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]}
+    return Draft202012Validator(schema)
 
 
 def check_answer(path: str, answer: httpx.Response) -> None:

@@ -178,7 +178,7 @@ def read_request(body: bytes, kind: type[_Body]) -> _Body:
         ApiError: 400, naming the field where one is at fault.
     """
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body.decode(), type=kind)  # msgspec by itself does not look into fields it ignores
     except msgspec.ValidationError as error:
         raise _wrong_type(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -86,6 +86,8 @@ async def _tokens(serving: Serving, request: TokenizeRequest, body_bytes: int) -
     if (request.prompt is None) == (request.messages is None):
         raise bad_value("prompt", "either 'prompt' or 'messages' must be given")
     if request.prompt is not None:
+        if request.tools:
+            raise bad_value("tools", "'tools' goes with 'messages' only")
         rules = _rules(serving, request.add_special_tokens is not False)
         return (await read_text(request.prompt, serving.encoder, rules)).tokens
     if request.add_special_tokens:

@@ -59,14 +59,15 @@ def refuse_unbuilt(request: msgspec.Struct) -> None:
 
 
 def _refuse(given: msgspec.Struct, at: str) -> None:
-    for name in _unbuilt(type(given)):
+    for name in unbuilt_fields(type(given)):
         value = getattr(given, name)
         if value is not None and not any(_same(value, harmless) for harmless in HARMLESS[name]):
             raise unsupported(at + name)
 
 
 @cache
-def _unbuilt(kind: type[msgspec.Struct]) -> list[str]:
+def unbuilt_fields(kind: type[msgspec.Struct]) -> list[str]:
+    """Names of the fields of a body that are not built."""
     hints = get_type_hints(kind, include_extras=True)
     return [name for name, hint in hints.items() if hint == fields.Unbuilt]
 

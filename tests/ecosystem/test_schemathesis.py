@@ -17,20 +17,18 @@ from typing import Any
 import httpx
 import pytest
 
-from tests import tiny_text
 from tests.ecosystem.narrowed import for_this_model, only_served
+from tests.ecosystem.told import make_told_device
 from tests.front_end import MODEL, ROOT, FrontEnd, eventually, front_end
-from tests.replay import Script
 
 EXAMPLES = os.environ.get("BLINK_SCHEMATHESIS", "40")
 pytestmark = pytest.mark.timeout(300 if int(EXAMPLES) <= 100 else 0)
-HELLO = [*tiny_text.ids("hello"), tiny_text.special(tiny_text.END)]
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[FrontEnd]:
-    with front_end("--workers", "1", "--no-access-log", "--queue-depth", "4096") as running:
-        running.device.script = lambda submission: Script(HELLO)
+    flags = ("--workers", "1", "--no-access-log", "--queue-depth", "4096")
+    with front_end(*flags, device=make_told_device()) as running:
         yield running
 
 

@@ -12,7 +12,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from dpu_service.api.app import ONE_MODEL, ROUTES
 from dpu_service.api.openapi import document
 from dpu_service.api.requests import ChatRequest, CompletionRequest, read_request
-from tests.openapi import DOCUMENT, judge
+from tests.openapi import DOCUMENT, judge_request
 
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 
@@ -67,15 +67,14 @@ def test_errors_have_the_error_object_and_keys_are_asked_for() -> None:
     ],
 )
 def test_the_document_and_the_decoder_agree(field: str, good: list[Any], bad: list[Any]) -> None:
-    schema = {"$ref": "#/components/schemas/CompletionRequest"}
     for value in good:
         body = {"model": "m", "prompt": "x", field: value}
-        judge(schema, body)
+        judge_request("CompletionRequest", body)
         read_request(msgspec.json.encode(body), CompletionRequest)
     for value in bad:
         body = {"model": "m", "prompt": "x", field: value}
         with pytest.raises(ValidationError):
-            judge(schema, body)
+            judge_request("CompletionRequest", body)
         with pytest.raises(Exception, match=field):
             read_request(msgspec.json.encode(body), CompletionRequest)
 
@@ -83,5 +82,5 @@ def test_the_document_and_the_decoder_agree(field: str, good: list[Any], bad: li
 def test_examples_are_requests() -> None:
     for path, kind in (("/v1/completions", CompletionRequest), ("/v1/chat/completions", ChatRequest)):
         content = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-        judge(content["schema"], content["example"])
+        judge_request(kind.__name__, content["example"])
         read_request(msgspec.json.encode(content["example"]), kind)

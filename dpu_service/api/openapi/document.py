@@ -10,7 +10,8 @@ import msgspec
 from blink_proto import VERSION
 from dpu_service.api.openapi.answers import ErrorAnswer
 from dpu_service.api.openapi.operations import ERRORS, OPERATIONS, Operation
-from dpu_service.api.unbuilt import HARMLESS
+from dpu_service.api.requests import StreamOptions
+from dpu_service.api.unbuilt import HARMLESS, unbuilt_fields
 
 JSON, EVENTS = "application/json", "text/event-stream"
 RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 0}}}
@@ -18,6 +19,10 @@ STREAM_TEXT = (
     "With `stream`: server-sent events; this is the schema of one. A failure after the first token is an event with an "
     "error object. The last event is `[DONE]`."
 )
+
+_BODIES: list[type[msgspec.Struct]] = [one.request for one in OPERATIONS.values() if one.request is not None]
+_BODIES.append(StreamOptions)
+_REFUSED = {kind.__name__: unbuilt_fields(kind) for kind in _BODIES}
 
 
 @cache
@@ -57,10 +62,10 @@ def _schemas() -> dict[str, Any]:
     for one in OPERATIONS.values():
         kinds += [kind for kind in (one.request, one.answer, one.event, *one.others.values()) if kind is not None]
     _, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
-    for schema in components.values():
+    for name, schema in components.items():
         for field, described in schema.get("properties", {}).items():
             _lift_description(described)
-            if field in HARMLESS and "anyOf" not in described:  # some are built for one endpoint only
+            if field in _REFUSED.get(name, ()):
                 described["enum"] = [None, *HARMLESS[field]]
     return components
 

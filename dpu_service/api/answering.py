@@ -42,6 +42,7 @@ class Answering:
         self._plain = echo is None and parser is None and not only_prompt and asked == Asked()
         self._begun = False
         self._waiting: deque[tuple[int, list[Logprob]]] = deque()
+        self._scored = 0
         self._of_prompt: list[list[Logprob]] = []
         self._sum = 0.0
         self._summed = 0
@@ -62,7 +63,8 @@ class Answering:
             text = self.text.feed(item.tokens, item.finish)
             return Piece(self._number, text, self.text.finish_reason)
         piece = Piece(self._number)
-        self._of_prompt += item.prompt_logprobs
+        if item.prompt_logprobs:
+            self._score(piece, item.prompt_logprobs)
         if not self._begun and (item.tokens or item.finish is not Finish.NONE):
             self._begin(piece)
         if not self.over:
@@ -92,17 +94,30 @@ class Answering:
         piece.text += heard.content
         piece.calls += heard.calls
 
+    def _score(self, piece: Piece, found: list[list[Logprob]]) -> None:
+        """Log-probabilities of further tokens of the prompt; in a stream their part of the echo goes out at once."""
+        asked, echo = self._asked, self._echo
+        if asked.of_prompt:
+            self._of_prompt += [one[: asked.of_prompt] for one in found]
+        if echo is not None and asked.shown:
+            known: list[list[Logprob]] = [] if self._scored else [[]]
+            known += [one[: asked.shown] for one in found]
+            text, entries = echo.part(self._scored, known)
+            piece.text += text
+            piece.entries += entries
+            self._scored += len(known)
+
     def _begin(self, piece: Piece) -> None:
         """The prompt is through: all that is to be said of it is known."""
         self._begun = True
         asked, echo = self._asked, self._echo
-        if echo is not None:
+        if echo is not None and not asked.shown:
             piece.text = echo.text
-            if asked.shown:
-                piece.entries = echo.entries([found[: asked.shown] for found in self._of_prompt])
+        elif echo is not None and not self._scored:  # a prompt of one token
+            self._score(piece, [])
         if asked.of_prompt:
-            piece.prompt_logprobs = [found[: asked.of_prompt] for found in self._of_prompt]
-        self._echo, self._of_prompt = None, []
+            piece.prompt_logprobs = self._of_prompt
+        self._echo = None
         if self._only_prompt:
             self.text.end("length")
 

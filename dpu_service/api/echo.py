@@ -18,14 +18,17 @@ class Echo:
     tokens: list[int]
     offsets: list[int]
 
-    def entries(self, logprobs: list[list[Logprob]]) -> list[Entry]:
-        """For each token of the prompt.
+    def part(self, first: int, logprobs: list[list[Logprob]]) -> tuple[str, list[Entry]]:
+        """Text and entries of some of the tokens.
 
         Args:
-            logprobs: of all tokens but the first, which nothing precedes.
+            first: the first of them.
+            logprobs: of each of them; nothing of the prompt's first token.
         """
-        known: list[list[Logprob]] = [[], *logprobs]
-        return [Entry(*one) for one in zip(self.offsets, self.tokens, known, strict=True)]
+        last = first + len(logprobs)
+        end = self.offsets[last] if last < len(self.offsets) else len(self.text)
+        places, tokens = self.offsets[first:last], self.tokens[first:last]
+        return self.text[self.offsets[first] : end], [Entry(*one) for one in zip(places, tokens, logprobs, strict=True)]
 
 
 def echo_of(bundle: TextBundle, tokens: list[int], text: str | None, skip_special: bool) -> Echo:

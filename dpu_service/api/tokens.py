@@ -34,12 +34,11 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
     _check_model(serving, request.model)
     refuse_unbuilt(request)
     tokens = await _tokens(serving, request, len(body))
-    names = serving.encoder.bundle.tokenizer.id_to_token
     answer: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": serving.geometry.window,
         "tokens": tokens,
-        "token_strs": [names(token) for token in tokens] if request.return_token_strs else None,
+        "token_strs": await _names(serving, tokens) if request.return_token_strs else None,
     }
     await exchange.reply(200, msgspec.json.encode(answer))
 
@@ -97,6 +96,11 @@ async def _tokens(serving: Serving, request: TokenizeRequest, body_bytes: int) -
     tools = read_tools(request.tools, None, None, encoder)
     conversation = await read_conversation(request.messages, request, tools, encoder, window, body_bytes)
     return await chat_prompt(conversation, encoder, window, bounded=False)
+
+
+async def _names(serving: Serving, tokens: list[int]) -> list[str | None]:
+    name = serving.encoder.bundle.tokenizer.id_to_token
+    return await serving.encoder.run(len(tokens), lambda: [name(token) for token in tokens])
 
 
 def _decode(serving: Serving, tokens: list[int]) -> str:

@@ -163,6 +163,10 @@ def test_the_echo_comes_with_its_entries_in_a_stream(front: FrontEnd) -> None:
     assert first["text"].startswith("hello")
     assert "".join(row[0] for row in rows_of(first)) == "<s>" + first["text"]
     assert all("".join(row[0] for row in rows_of(one)) == one["text"] for one in others)
+    ids = tiny_text.ids("the quick brown fox jumps over the lazy dog " * 9)
+    pieces = choices_of(complete(front, ids, logprobs=20, max_tokens=3, stream=True))
+    assert len(pieces) > 4, "the log holds the records of 11 tokens: a chunk for each look at it"
+    assert all("".join(row[0] for row in rows_of(one)) == one["text"] for one in pieces)
 
 
 def test_what_json_does_not_have(front: FrontEnd) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import chat_templates
 from tests.ecosystem.told import make_told_device
 from tests.front_end import FrontEnd, eventually, front_end
 
@@ -27,6 +28,22 @@ def told_front() -> Iterator[FrontEnd]:
     """A front end whose device does what prompts say (see told.py)."""
     with front_end("--workers", "1", "--no-access-log", device=make_told_device()) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def told_tools() -> Iterator[FrontEnd]:
+    """The same for a model that calls tools in the manner of Hermes."""
+    device = make_told_device(chat_templates.tokenizer().get_vocab_size())
+    with front_end("--workers", "1", "--no-access-log", device=device, files=chat_templates.files("hermes")) as running:
+        yield running
+
+
+@pytest.fixture
+def tool_checks(told_tools: FrontEnd) -> Iterator[Callable[..., None]]:
+    """As `checks`, for that model."""
+    yield lambda command, *more: _check([*command, told_tools.http, *more])
+    eventually(lambda: told_tools.device.playing == 0)
+    assert told_tools.device.channels[0].protocol_errors == 0
 
 
 @pytest.fixture

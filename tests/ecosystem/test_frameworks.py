@@ -16,5 +16,13 @@ def test_litellm(checks: Callable[..., None]) -> None:
 
 
 @pytest.mark.ecosystem
+@pytest.mark.parametrize(
+    ("package", "program"), [("litellm", "litellm_tools.py"), ("langchain-openai", "langchain_tools.py")]
+)
+def test_tools(tool_checks: Callable[..., None], package: str, program: str) -> None:
+    tool_checks([str(python_with(package)), str(CLIENTS / program)])
+
+
+@pytest.mark.ecosystem
 def test_langchain(checks: Callable[..., None]) -> None:
     checks([str(python_with("langchain-openai")), str(CLIENTS / "langchain_client.py")])

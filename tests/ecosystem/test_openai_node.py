@@ -14,3 +14,9 @@ from tests.ecosystem.environments import node_with
 def test_openai_node(checks: Callable[..., None]) -> None:
     folder = node_with("openai")
     checks(["node", str(CLIENTS / "openai_node.mjs")], str(folder))
+
+
+@pytest.mark.ecosystem
+def test_tools(tool_checks: Callable[..., None]) -> None:
+    folder = node_with("openai")
+    tool_checks(["node", str(CLIENTS / "openai_node_tools.mjs")], str(folder))

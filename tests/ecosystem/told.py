@@ -13,7 +13,6 @@ from typing import Any
 from blink_proto import arena
 from blink_proto.arena import ErrorCode, Finish
 from tests import tiny_text
-from tests.front_end import make_device
 from tests.replay import ReplayDevice, Script, Submission
 
 WINDOW = 4096
@@ -21,10 +20,12 @@ SIZES = arena.Sizes(channels=4, submit_slots=256, cancel_slots=256, log_slots=40
 _TOLD = re.compile(r"@@(.*?)@@", re.DOTALL)
 
 
-def make_told_device() -> ReplayDevice:
-    """A running device that does as it is told, and says `hello` otherwise."""
-    device = make_device(sizes=SIZES, window=WINDOW)
+def make_told_device(vocab_size: int = 0) -> ReplayDevice:
+    """A running device that does as it is told, and says `hello` otherwise. Tokens over those of `tiny_text` say
+    nothing to it."""
+    device = ReplayDevice(SIZES, vocab_size or tiny_text.vocab_size(), WINDOW)
     device.script = script
+    device.start()
     return device
 
 

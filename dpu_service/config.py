@@ -26,6 +26,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     http2_streams: int = 128
     """Requests that one HTTP/2 connection may have open."""
     access_log: bool = True
+    guarded: bool = False
+    """Whether requests need an API key."""
+    open_metrics: bool = False
+    """Whether /metrics needs none."""
     tool_parser: str = "auto"
     """How the model writes tool calls: one of `text.tools.formats.CHOICES`."""
     tls_cert: str = ""

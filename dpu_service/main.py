@@ -15,11 +15,17 @@ from dpu_service import logs
 from dpu_service.config import WorkerConfig
 from dpu_service.http.choose import HAS_HTTP2
 from dpu_service.supervisor import Listening, Supervisor, listen
+from dpu_service.tenants.command import app as tenant_commands
+from dpu_service.tenants.file import KeysFile
 from dpu_service.text.tools.formats import AUTO, CHOICES
 from dpu_service.tls import MIN_VERSIONS, default_data_folder, self_signed, server_context
 
+log = logging.getLogger(__name__)
+
 MOST_WORKERS = 4
 OFF = "off"
+app = typer.Typer(add_completion=False)
+app.add_typer(tenant_commands, name="keys")
 
 
 def default_workers(cores: int) -> int:
@@ -57,6 +63,20 @@ def certificate(tls_cert: str, tls_key: str, client_ca: str, min_version: str, f
     return files[0], files[1]
 
 
+def keys_file(path: str) -> KeysFile:
+    """The file of tenants, checked.
+
+    Raises:
+        typer.BadParameter: it cannot be used.
+    """
+    keys = KeysFile(path)
+    try:
+        keys.read()
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"cannot use the file of API keys: {error}") from error
+    return keys
+
+
 def bind(https: str, http: str) -> list[Listening]:
     """The wanted listening sockets.
 
@@ -86,7 +106,9 @@ def announce(listening: list[Listening], ready_fd: int) -> None:
         sys.stdout.flush()
 
 
+@app.callback(invoke_without_command=True)
 def run(
+    context: typer.Context,
     runtime: Annotated[str, typer.Option(help="Control plane of the GPU runtime.")] = "127.0.0.1:50051",
     https: Annotated[str, typer.Option(help="Address for HTTPS, or 'off'.")] = "127.0.0.1:8443",
     http: Annotated[str, typer.Option(help="Address for plain HTTP, or 'off'.")] = "127.0.0.1:8000",
@@ -104,6 +126,8 @@ def run(
         str, typer.Option(help="PEM certificates of authorities; clients must then have a certificate of theirs.")
     ] = "",
     tls_min_version: Annotated[str, typer.Option(help="1.2 or 1.3.")] = "1.2",
+    api_keys: Annotated[str, typer.Option(help="File of tenants and their keys; default: anybody may ask.")] = "",
+    open_metrics: Annotated[bool, typer.Option(help="/metrics needs no key.")] = False,
     keep_alive: Annotated[float, typer.Option(min=1, help="Seconds that an idle connection stays open.")] = 130.0,
     header_timeout: Annotated[float, typer.Option(min=1, help="Seconds for the head of a request.")] = 20.0,
     body_timeout: Annotated[float, typer.Option(min=1, help="Seconds for the body of a request.")] = 60.0,
@@ -121,6 +145,8 @@ def run(
     ready_fd: Annotated[int, typer.Option(help="Write the ready line there instead of standard output.")] = -1,
 ) -> None:
     """Runs the front end: HTTPS and HTTP on one side, the GPU's arena on the other."""
+    if context.invoked_subcommand is not None:
+        return
     if log_level not in ("debug", "info", "warning", "error"):
         raise typer.BadParameter("--log-level must be debug, info, warning or error")
     if tool_parser not in CHOICES:
@@ -132,7 +158,10 @@ def run(
         folder = Path(data_dir) if data_dir else default_data_folder()
         cert, key = certificate(tls_cert, tls_key, tls_client_ca, tls_min_version, folder)
     if not HAS_HTTP2:
-        logging.getLogger(__name__).warning("the package h2 is not installed: HTTP/1.1 only")
+        log.warning("the package h2 is not installed: HTTP/1.1 only")
+    keys = keys_file(api_keys) if api_keys else None
+    if keys is None:
+        log.warning("no --api-keys: whoever reaches this address may use it")
     listening = bind(https, http)
     config = WorkerConfig(
         queue_depth=queue_depth,
@@ -148,25 +177,25 @@ def run(
         tool_parser=tool_parser,
         tls_cert=cert,
         tls_key=key,
+        guarded=bool(api_keys),
+        open_metrics=open_metrics,
         tls_client_ca=tls_client_ca,
         tls_min_version=tls_min_version,
     )
     count = workers or default_workers(os.cpu_count() or 1)
-    asyncio.run(_supervise(config, listening, count, runtime, name, grace, ready_fd))
 
+    async def supervise() -> None:
+        def on_ready() -> None:
+            announce(listening, ready_fd)
 
-async def _supervise(
-    config: WorkerConfig, listening: list[Listening], workers: int, runtime: str, name: str, grace: float, fd: int
-) -> None:
-    def on_ready() -> None:
-        announce(listening, fd)
+        await Supervisor(config, listening, count, runtime, name, grace, on_ready, keys).run()
 
-    await Supervisor(config, listening, workers, runtime, name, grace, on_ready).run()
+    asyncio.run(supervise())
 
 
 def main() -> None:
     """Console script."""
-    typer.run(run)
+    app()
 
 
 if __name__ == "__main__":

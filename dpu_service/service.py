@@ -9,6 +9,7 @@ from dpu_service import metrics
 from dpu_service.channel.geometry import Geometry
 from dpu_service.config import ModelInfo, WorkerConfig
 from dpu_service.sequences.pump import Pump
+from dpu_service.tenants.gate import Gate
 from dpu_service.text.encoder import TextEncoder
 
 
@@ -27,6 +28,7 @@ class Service:
     """State of a worker. `serving` is None until the runtime has a model."""
 
     config: WorkerConfig
+    gate: Gate
     serving: Serving | None = None
     draining: bool = False
     active: int = 0

@@ -19,7 +19,10 @@ from prometheus_client import multiprocess
 
 from dpu_service.config import WorkerConfig
 from dpu_service.runtime_link import RuntimeLink
-from dpu_service.wire import Drain, ListenerSpec, Session, Start, encode, read_from_worker
+from dpu_service.tenants.file import KeysFile
+from dpu_service.tenants.page import CounterPage, create
+from dpu_service.watch import LOOK_SECONDS, FileWatch
+from dpu_service.wire import Drain, ListenerSpec, Session, Start, Tenants, encode, read_from_worker
 
 log = logging.getLogger(__name__)
 
@@ -68,13 +71,22 @@ def listen(host: str, port: int, *, tls: bool) -> Listening:
 class WorkerSlot:
     """One worker's place: the process in it is replaced when it dies."""
 
-    def __init__(self, index: int, start: Start, environment: dict[str, str], on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        index: int,
+        start: Start,
+        environment: dict[str, str],
+        on_change: Callable[[], None],
+        on_death: Callable[[int], None],
+    ) -> None:
         self.index = index
         self.ready = False
         self._start = start
         self._environment = environment
         self._on_change = on_change
+        self._on_death = on_death
         self._session: Session | None = None
+        self._tenants: Tenants | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._draining = False
@@ -98,6 +110,12 @@ class WorkerSlot:
         if self._writer is not None:
             self._writer.write(encode(session))
 
+    def give_tenants(self, tenants: Tenants) -> None:
+        """For the present worker and those after it."""
+        self._tenants = tenants
+        if self._writer is not None:
+            self._writer.write(encode(tenants))
+
     def drain(self, grace: float) -> None:
         """Tells the worker to finish."""
         self._draining = True
@@ -115,15 +133,16 @@ class WorkerSlot:
             descriptors = [spec.descriptor for spec in self._start.listeners]
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "dpu_service.worker", str(theirs.fileno())),
-                pass_fds=[theirs.fileno(), *descriptors],
+                pass_fds=[theirs.fileno(), self._start.counters, *descriptors],
                 env=self._environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._writer.write(encode(self._start))
-        if self._session is not None:
-            self._writer.write(encode(self._session))
+        for message in (self._tenants, self._session):
+            if message is not None:
+                self._writer.write(encode(message))
         if self._draining:
             self._writer.write(encode(Drain(0)))
         try:
@@ -132,6 +151,7 @@ class WorkerSlot:
         finally:
             self._writer.close()
             self._writer = None
+            self._on_death(self.index)
             multiprocess.mark_process_dead(self._process.pid, self._environment["PROMETHEUS_MULTIPROC_DIR"])  # type: ignore[no-untyped-call]
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
@@ -153,6 +173,7 @@ class Supervisor:
         front_end: name in the session; empty: this host's and port's own.
         grace: seconds that running requests get at the end.
         on_ready: called once, when all workers are ready for the first time.
+        keys: who may use the service; None: everybody.
     """
 
     def __init__(
@@ -164,6 +185,7 @@ class Supervisor:
         front_end: str,
         grace: float,
         on_ready: Callable[[], None],
+        keys: KeysFile | None = None,
     ) -> None:
         self._listening = listening
         self._grace = grace
@@ -171,7 +193,14 @@ class Supervisor:
         self._metrics = tempfile.mkdtemp(prefix="blink-dpu-metrics-")
         environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": self._metrics, "TOKENIZERS_PARALLELISM": "false"}
         specs = [ListenerSpec(one.sock.fileno(), one.tls) for one in listening]
-        self._slots = [WorkerSlot(i, Start(config, specs), environment, self._changed) for i in range(workers)]
+        counters = create(workers)
+        self._counters = CounterPage(counters, workers)
+        starts = [Start(config, specs, i, workers, counters) for i in range(workers)]
+        self._slots = [
+            WorkerSlot(i, start, environment, self._changed, self._counters.forget_worker)
+            for i, start in enumerate(starts)
+        ]
+        self._keys = keys
         name = front_end or f"{socket.gethostname()}:{listening[0].sock.getsockname()[1]}"
         self._link = RuntimeLink(runtime, name[:128], workers, self._give_sessions)
         self._stop = asyncio.Event()
@@ -181,6 +210,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        tenants = asyncio.create_task(self._follow_keys())
         keepers = [asyncio.create_task(slot.keep()) for slot in self._slots]
         link = asyncio.create_task(self._link.follow())
         stop = asyncio.create_task(self._stop.wait())
@@ -191,6 +221,7 @@ class Supervisor:
             await self._drain(keepers)
         finally:
             stop.cancel()
+            tenants.cancel()
             link.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await link
@@ -220,6 +251,28 @@ class Supervisor:
     async def _give_sessions(self, sessions: list[Session]) -> None:
         for slot, session in zip(self._slots, sessions, strict=True):
             slot.give_session(session)
+
+    async def _follow_keys(self) -> None:
+        """A file that cannot be used changes nothing."""
+        if self._keys is None:
+            return
+        watch = FileWatch([self._keys.path])
+        changed = True
+        while True:
+            if changed:
+                self._give_tenants(self._keys)
+            await asyncio.sleep(LOOK_SECONDS)
+            changed = watch.changed()
+
+    def _give_tenants(self, keys: KeysFile) -> None:
+        try:
+            tenants = keys.read()
+        except (OSError, ValueError) as error:
+            log.error("kept the old API keys", extra={"fields": {"file": keys.path, "reason": str(error)}})
+            return
+        log.info("API keys", extra={"fields": {"tenants": len(tenants)}})
+        for slot in self._slots:
+            slot.give_tenants(Tenants(tenants))
 
     def _changed(self) -> None:
         if self._on_ready is not None and all(slot.ready for slot in self._slots):

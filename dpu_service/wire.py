@@ -12,6 +12,7 @@ import msgspec
 
 from dpu_service.channel.geometry import Geometry
 from dpu_service.config import ModelInfo, WorkerConfig
+from dpu_service.tenants.tenant import Tenant
 
 _LENGTH = struct.Struct(">I")
 MAX_MESSAGE_BYTES = 1 << 30
@@ -29,6 +30,11 @@ class Start(msgspec.Struct, tag="start", frozen=True):
 
     config: WorkerConfig
     listeners: list[ListenerSpec]
+    worker: int
+    """From 0: the worker's row in the counter page."""
+    workers: int
+    counters: int
+    """Descriptor of the counter page."""
 
 
 class Session(msgspec.Struct, tag="session", frozen=True):
@@ -45,6 +51,12 @@ class Session(msgspec.Struct, tag="session", frozen=True):
         return f"Session(epoch={self.geometry.epoch}, channel={self.channel}, redacted)"
 
 
+class Tenants(msgspec.Struct, tag="tenants", frozen=True):
+    """Who may use the service from now on."""
+
+    tenants: list[Tenant]
+
+
 class Drain(msgspec.Struct, tag="drain", frozen=True):
     """Finish what runs within `grace` seconds, then end."""
 
@@ -58,7 +70,7 @@ class Status(msgspec.Struct, tag="status", frozen=True):
     reason: str
 
 
-ToWorker = Start | Session | Drain
+ToWorker = Start | Session | Tenants | Drain
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _from_worker = msgspec.msgpack.Decoder(Status)
 

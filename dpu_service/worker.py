@@ -22,6 +22,8 @@ from dpu_service.sequences.errors import DeviceUnavailableError, DrainTimeoutErr
 from dpu_service.sequences.pump import Pump
 from dpu_service.server import Listener
 from dpu_service.service import Service, Serving
+from dpu_service.tenants.gate import Gate
+from dpu_service.tenants.page import CounterPage
 from dpu_service.text.bundle import BundleError, TextBundle
 from dpu_service.text.encoder import TextEncoder
 from dpu_service.text.template import ChatTemplateError
@@ -29,7 +31,7 @@ from dpu_service.tls import context_of
 from dpu_service.transport.base import TransportError
 from dpu_service.transport.shm import ShmTransport
 from dpu_service.watch import LOOK_SECONDS, FileWatch
-from dpu_service.wire import Drain, Session, Start, Status, encode, read_to_worker
+from dpu_service.wire import Drain, Session, Start, Status, Tenants, encode, read_to_worker
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class Worker:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, start: Start) -> None:
         self._reader = reader
         self._writer = writer
-        self._service = Service(start.config)
+        self._service = Service(start.config, _gate(start))
         app = App(self._service)
         config = start.config
         tls = context_of(config) if config.tls_cert else None
@@ -61,11 +63,13 @@ class Worker:
         """Serves until told to drain, or the supervisor is gone."""
         for listener in self._listeners:
             await listener.start()
-        chores = [asyncio.create_task(self._sample()), asyncio.create_task(self._watch_files())]
+        chores = [asyncio.create_task(self._sample()), asyncio.create_task(self._look_around())]
         grace = 0.0
         while message := await read_to_worker(self._reader):
             if isinstance(message, Session):
                 await self._open(message)
+            elif isinstance(message, Tenants):
+                self._service.gate.set_tenants(message.tenants)
             elif isinstance(message, Drain):
                 grace = message.grace
                 break
@@ -130,9 +134,10 @@ class Worker:
             listener.close()
         await asyncio.sleep(0.05)  # lets the last bytes and TLS farewells out
 
-    async def _watch_files(self) -> None:
+    async def _look_around(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
+            self._service.gate.tick()
             if self._tls_files.changed():
                 await self._renew_tls()
 
@@ -174,6 +179,13 @@ def _spare_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+def _gate(start: Start) -> Gate:
+    """Shut until the tenants are known, where keys are needed."""
+    if not start.config.guarded:
+        return Gate.open_to_all()
+    return Gate(CounterPage(start.counters, start.workers), start.worker)
 
 
 def _check_pump(pumping: asyncio.Task[None]) -> None:

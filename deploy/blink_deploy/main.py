@@ -38,6 +38,7 @@ def up(
     grpc_port: Annotated[int, typer.Option(help="Control plane, on loopback.")] = 50051,
     tls_cert: Annotated[str, typer.Option(help="PEM certificate chain; default: a self-signed one.")] = "",
     tls_key: Annotated[str, typer.Option(help="PEM key of --tls-cert.")] = "",
+    api_keys: Annotated[str, typer.Option(help="File of tenants and their keys; default: anybody may ask.")] = "",
     workers: Annotated[int, typer.Option(help="Front-end workers; 0: by the number of cores.")] = 0,
     kv_tokens: Annotated[int, typer.Option(help="Tokens that the KV cache holds; 0: by the device.")] = 0,
     grace: Annotated[float, typer.Option(help="Seconds to finish running requests at the end.")] = 20.0,
@@ -51,6 +52,7 @@ def up(
     gpu += [*(["--random-weights"] if random_weights else []), *shlex.split(gpu_args)]
     dpu = ["--runtime", control, "--workers", str(workers), "--grace", str(grace)]
     dpu += ["--https", _address(host, https_port), "--http", _address(host, http_port)]
+    dpu += ["--api-keys", api_keys] if api_keys else []
     dpu += ["--tls-cert", tls_cert, "--tls-key", tls_key, *shlex.split(dpu_args)]
     raise SystemExit(_run(gpu, dpu, control, _urls(host, https_port, http_port), grace))
 

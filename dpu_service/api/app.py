@@ -9,6 +9,7 @@ from functools import partial
 
 from dpu_service import metrics
 from dpu_service.api import operations, tokens
+from dpu_service.api.access import account_of
 from dpu_service.api.completions import chat, completions
 from dpu_service.api.errors import ApiError, internal
 from dpu_service.api.exchange import Exchange, Message, Receive, Send
@@ -68,6 +69,8 @@ class App:
         exchange = Exchange(scope, receive, send)
         route = "unknown"
         try:
+            exchange.close_after = self._service.draining
+            exchange.account = account_of(self._service, exchange)
             route, handler = find_route(exchange.method, exchange.path)
             await handler(self._service, exchange)
         except ApiError as error:

@@ -9,14 +9,16 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from dpu_service import metrics
+from dpu_service.api.access import check_account, enter
 from dpu_service.api.answers import DONE, Piece, usage
+from dpu_service.api.deadline import Deadline
 from dpu_service.api.errors import ApiError, from_sequences, internal, unavailable
 from dpu_service.api.exchange import EVENT_STREAM, Exchange
 from dpu_service.api.generation import Generation
 from dpu_service.api.outflow import Outflow
 from dpu_service.api.prepare import Prepared, prepare_chat, prepare_completion
 from dpu_service.api.ranking import best
-from dpu_service.sequences.errors import ClientGoneError, SequencesError
+from dpu_service.sequences.errors import ClientGoneError, DeadlinePassedError, QueueFullError, SequencesError
 from dpu_service.sequences.inbox import Inbox
 from dpu_service.service import Service, Serving
 
@@ -27,6 +29,7 @@ STREAM_HEADERS = {b"cache-control": b"no-cache", b"x-accel-buffering": b"no"}
 
 INLINE_LOGPROBS = 1000
 """Tokens with log-probabilities of an answer that is written within the event loop; each takes up to 30 µs."""
+QUEUE_FULL = "too many requests are waiting; try again later"
 
 Prepare = Callable[[Serving, bytes], Awaitable[Prepared]]
 
@@ -57,27 +60,48 @@ async def _measured(service: Service, exchange: Exchange, endpoint: str, prepare
 
 async def _answer(service: Service, exchange: Exchange, prepare: Prepare) -> str:
     """The outcome for the metrics. Errors before the first byte are raised."""
-    serving = _serving(service, exchange)
-    body = await exchange.body(service.config.max_body_bytes, service.config.body_timeout)
-    prepared = await prepare(serving, body)
-    _serving(service, exchange)
-    inbox = Inbox()
+    deadline = Deadline(exchange)
+    serving, prepared = await deadline.keep(_prepared(service, exchange, prepare))
+    plan, used = prepared.plan, None
+    ticket = enter(exchange, plan.choices, plan.prompt_tokens, plan.most_tokens)
+    inbox = Inbox(ticket.started)
     exchange.when_gone(lambda: inbox.fail(ClientGoneError("the client went away")))
     try:
-        generation = Generation(serving, prepared.plan, inbox, exchange.arrived)
-    except SequencesError as error:
-        raise from_sequences(error) from error
-    exchange.notes.update(prompt_tokens=prepared.plan.prompt_tokens, stream=prepared.stream)
-    try:
-        run = _stream if prepared.stream else _whole
-        return await run(exchange, generation, prepared)
+        generation = Generation(serving, plan, inbox, exchange.arrived)
+        exchange.notes.update(prompt_tokens=plan.prompt_tokens, stream=prepared.stream)
+        try:
+            deadline.watch(lambda: _give_up(generation, inbox))
+            run = _stream if prepared.stream else _whole
+            return await run(exchange, generation, prepared)
+        finally:
+            generation.close()
+            exchange.notes["completion_tokens"] = generation.completion_tokens
+            used = plan.prompt_tokens + generation.completion_tokens
     except ClientGoneError:
         return "client_gone"
     except SequencesError as error:
         raise from_sequences(error) from error
     finally:
-        generation.close()
-        exchange.notes["completion_tokens"] = generation.completion_tokens
+        deadline.stop()
+        ticket.close(used)
+
+
+async def _prepared(service: Service, exchange: Exchange, prepare: Prepare) -> tuple[Serving, Prepared]:
+    """What can be refused is refused before the work of tokenising."""
+    serving = _serving(service, exchange)
+    body = await exchange.body(service.config.max_body_bytes, service.config.body_timeout)
+    check_account(exchange)
+    if serving.pump.full:
+        raise from_sequences(QueueFullError(QUEUE_FULL))
+    prepared = await prepare(serving, body)
+    _serving(service, exchange)
+    return serving, prepared
+
+
+def _give_up(generation: Generation, inbox: Inbox) -> None:
+    """Also when the client is slow to read, and nobody is there to see the failure."""
+    generation.cancel()
+    inbox.fail(DeadlinePassedError("the client's deadline"))
 
 
 def _serving(service: Service, exchange: Exchange) -> Serving:

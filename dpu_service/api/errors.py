@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from dpu_service.sequences.errors import (
+    DeadlinePassedError,
     DeviceUnavailableError,
     DrainTimeoutError,
     QueueFullError,
@@ -27,6 +28,7 @@ class ApiError(Exception):
         code: for programs.
         retry_after: seconds for the Retry-After header.
         allow: methods for the Allow header.
+        challenge: for the WWW-Authenticate header.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after: int | None = None,
         allow: str | None = None,
+        challenge: bytes | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -48,11 +51,13 @@ class ApiError(Exception):
         self.code = code
         self.retry_after = retry_after
         self.allow = allow
+        self.challenge = challenge
 
     def headers(self) -> dict[bytes, bytes]:
         """What the answer says beside its body."""
         given = {b"retry-after": self.retry_after, b"allow": self.allow}
-        return {name: str(value).encode() for name, value in given.items() if value is not None}
+        made = {name: str(value).encode() for name, value in given.items() if value is not None}
+        return made if self.challenge is None else {**made, b"www-authenticate": self.challenge}
 
     def body(self) -> bytes:
         """The error object as JSON."""
@@ -99,6 +104,12 @@ def unavailable(message: str, code: str = "service_unavailable") -> ApiError:
     return ApiError(503, message, kind="server_error", code=code, retry_after=RETRY_SECONDS)
 
 
+def deadline_passed() -> ApiError:
+    """504 for a request whose client gave it less time than it takes."""
+    message = "the time that X-Request-Timeout gives is over"
+    return ApiError(504, message, kind="server_error", code="deadline_exceeded")
+
+
 def internal() -> ApiError:
     """500 without particulars; they are in the log."""
     return ApiError(500, "the server failed to answer this request", kind="server_error", code="internal_error")
@@ -110,6 +121,8 @@ def from_sequences(error: SequencesError) -> ApiError:
         return unavailable(str(error), "queue_full")
     if isinstance(error, DeviceUnavailableError):
         return unavailable(str(error), "device_unavailable")
+    if isinstance(error, DeadlinePassedError):
+        return deadline_passed()
     if isinstance(error, DrainTimeoutError):
         return unavailable(str(error), "shutting_down")
     return ApiError(500, str(error), kind="server_error", code="device_error")

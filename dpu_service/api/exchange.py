@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from dpu_service.api.errors import ApiError
+from dpu_service.tenants.account import Account
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -34,6 +35,10 @@ class Exchange:
         self.arrived = time.monotonic()
         self.notes: dict[str, Any] = {}
         """For the access log: numbers and names, never text of a prompt."""
+        self.account: Account | None = None
+        """Whose request this is, where a key is needed."""
+        self.extra: dict[bytes, bytes] = {}
+        """Headers of the answer, whatever it will be."""
         self.status = 0
         self.finished = False
         self.close_after = False
@@ -70,7 +75,7 @@ class Exchange:
     async def start(self, status: int, content_type: bytes, extra: dict[bytes, bytes] | None = None) -> None:
         """Sends the head of an answer; without a content-length it is chunked."""
         headers = [(b"content-type", content_type), (b"x-request-id", self.request_id.encode())]
-        headers += list((extra or {}).items())
+        headers += [*self.extra.items(), *(extra or {}).items()]
         if self.close_after:
             headers.append((b"connection", b"close"))
         self.status = status

@@ -53,6 +53,11 @@ class Plan:
         """Choices that are made."""
         return sum(len(one.samplings) for one in self.wanted)
 
+    @property
+    def most_tokens(self) -> int:
+        """That all choices together may have."""
+        return sum(sampling.max_tokens for one in self.wanted for sampling in one.samplings)
+
     def answerings(self, bundle: TextBundle) -> list[Answering]:
         """Fresh ones for all choices."""
         return [
@@ -126,9 +131,13 @@ class Generation:
         """See `Inbox.listen`."""
         self._inbox.listen(listener)
 
+    def cancel(self) -> None:
+        """Ends on the device what still runs."""
+        self._pump.abandon(self._sequences)
+
     def close(self) -> None:
         """Cancels what still runs."""
-        self._pump.abandon(self._sequences)
+        self.cancel()
         metrics.COMPLETION_TOKENS.inc(self.completion_tokens)
         metrics.REQUEST_COMPLETION_TOKENS.observe(self.completion_tokens)
         for choice, first, latest in zip(self._choices, self._first, self._latest, strict=True):

@@ -23,5 +23,9 @@ class ClientGoneError(SequencesError):
     """Nobody waits for the answer any more."""
 
 
+class DeadlinePassedError(SequencesError):
+    """The time that the client gave is over."""
+
+
 class DrainTimeoutError(SequencesError):
     """The service stops and the grace time is over."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,13 +40,21 @@ class Listener(Protocol):
         """All have taken theirs."""
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class Inbox:
     """Filled by the pump, emptied by one reader: a coroutine that waits in `take`, or a listener that `take_now`s.
 
     A failure goes before everything that is still in it.
+
+    Args:
+        on_start: called for each of the request's sequences when it has its first token, or has ended without.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_start: Callable[[], None] = _nothing) -> None:
+        self.on_start = on_start
         self._items: list[Tokens] = []
         self._failure: SequencesError | None = None
         self._waiter: asyncio.Future[None] | None = None

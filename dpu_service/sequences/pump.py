@@ -105,6 +105,11 @@ class Pump:
         return len(self._queue) + self.client.untaken
 
     @property
+    def full(self) -> bool:
+        """Whether not even one more sequence may wait."""
+        return self._not_started >= self.queue_depth
+
+    @property
     def in_flight(self) -> int:
         """Sequences that have not ended."""
         return len(self._queue) + len(self._by_position)
@@ -291,6 +296,7 @@ class Pump:
     def _start(self, sequence: Running) -> None:
         sequence.started = True
         self._not_started -= 1
+        sequence.inbox.on_start()
 
     def _end(self, sequence: Running) -> None:
         if not sequence.started:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests import tiny_text
-from tests.front_end import MODEL, FrontEnd, front_end
+from tests.front_end import MODEL, FrontEnd, eventually, front_end
 from tests.replay import Script
 
 V = tiny_text.vocab_size()
@@ -323,7 +323,7 @@ def test_valid_edges(front: FrontEnd) -> None:
 
 
 def test_a_queue_with_a_bound(front: FrontEnd) -> None:
-    front.device.script = lambda s: Script([1], delay=1.0)
+    front.device.script = lambda s: Script([1], delay=2.0)
     answers: list[httpx.Response] = []
     shared = httpx.Client(timeout=20)  # making one takes longer than the answer may
 
@@ -334,7 +334,7 @@ def test_a_queue_with_a_bound(front: FrontEnd) -> None:
     clients = [threading.Thread(target=ask, kwargs={"n": 4}) for _ in range(14)]
     for client in clients:
         client.start()
-    time.sleep(0.5)
+    eventually(lambda: front.device.playing == 40)
     began = time.monotonic()
     ask()
     assert time.monotonic() - began < 0.2

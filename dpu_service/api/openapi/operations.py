@@ -13,14 +13,16 @@ from dpu_service.api.requests import ChatRequest, CompletionRequest, DetokenizeR
 ERRORS = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or unknown, where keys are required.",
+    403: "The API key does not open this.",
     404: "There is no such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     429: "A limit of this key is reached. `Retry-After` says when to try again.",
     500: "The device could not finish the request, or the server failed.",
     503: "Not now: the queue is full, no model is served, or the server shuts down. `Retry-After` says when.",
+    504: "The time that the client gives by `X-Request-Timeout` (seconds) is over.",
 }
-BODY_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
+BODY_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,8 @@ OPERATIONS: dict[str, Operation] = {
         "getMetrics",
         "Prometheus metrics of all workers and the device.",
         None,
-        errors=(500,),
+        errors=(401, 403, 500),
         media="text/plain",
-        open=True,
     ),
     "/version": Operation("getVersion", "The server's version.", answers.Version),
     "/openapi.json": Operation("getDocument", "This document.", None),

@@ -63,7 +63,7 @@ Stop = Annotated[
 ]
 StopTokens = Annotated[
     list[Annotated[int, Meta(extra_json_schema=_TOKEN)]],
-    Meta(description=f"Tokens that end the answer beside the model's own, {arena.MAX_STOP_TOKENS} at most."),
+    Meta(max_length=arena.MAX_STOP_TOKENS, description="Tokens that end the answer beside the model's own."),
 ]
 KeepStop = Annotated[
     bool, Meta(description="The stop string, or the text of the stop token, is part of the answer. Default false.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, replace
 
-from blink_proto import arena
 from dpu_service.api.bias import Bias
 from dpu_service.api.errors import bad_value, context_length
 from dpu_service.api.fields import MAX_STOP_CHARACTERS
@@ -175,8 +174,6 @@ def _seed(given: int | None) -> int | None:
 
 def _stop_tokens(given: list[int], vocab_size: int) -> tuple[int, ...]:
     unique = tuple(dict.fromkeys(given))
-    if len(unique) > arena.MAX_STOP_TOKENS:
-        raise bad_value("stop_token_ids", f"'stop_token_ids' may name at most {arena.MAX_STOP_TOKENS} tokens")
     if not all(0 <= token < vocab_size for token in unique):
         raise bad_value("stop_token_ids", f"'stop_token_ids' must be at least 0 and below {vocab_size}")
     return unique

@@ -49,6 +49,7 @@ class Submission:
     frequency_penalty: float
     min_tokens: int
     logprobs: int
+    priority: int
     bias: tuple[tuple[int, float], ...]
 
 
@@ -246,7 +247,7 @@ class ReplayDevice:
         assert start + count <= self.sizes.heap_tokens
         heap = self._in.channel_offset(index) + self._in.channel_heap_offset + 4 * start
         prompt = tuple(np.frombuffer(self.inbound, "<u4", count, heap).tolist())
-        integers = ("max_tokens", "top_k", "seed", "flags", "min_tokens", "logprobs")
+        integers = ("max_tokens", "top_k", "seed", "flags", "min_tokens", "logprobs", "priority")
         numbers = {name: int(record[name]) for name in integers}
         penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
         floats = {name: float(record[name]) for name in ("temperature", "top_p", "min_p", *penalties)}

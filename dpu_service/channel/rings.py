@@ -12,6 +12,8 @@ from dpu_service.transport.base import Transport
 
 _LAPS = (1 << 32) - 1
 _SEED_MASK = (1 << 64) - 1
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_PLAIN = ("min_p", *_PENALTIES, "min_tokens", "logprobs", "priority")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Sampling:
     allow_only: bool = False
     logprobs: int = 0
     """0, or 1 + number of most likely tokens whose log-probabilities come with each token."""
+    priority: int = 0
+    """Class by which the device admits what waits, the lowest first; 32 bits with a sign."""
     prompt_logprobs: bool = False
     """With `logprobs`: those of the prompt's tokens too, from the second one on. Only then may `max_tokens` be 0, for
     prompts of two tokens or more."""
@@ -85,7 +89,7 @@ def submit_payload(prompt_offset: int, prompt_tokens: int, sampling: Sampling, b
     )
     record["stop_count"] = len(sampling.stop_tokens)
     record["stop_tokens"][: len(sampling.stop_tokens)] = sampling.stop_tokens
-    for name in ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "logprobs"):
+    for name in _PLAIN:
         record[name] = getattr(sampling, name)
     record["bias_count"] = bias_count
     record["bias_offset"] = prompt_offset + prompt_tokens if bias_count else 0

@@ -78,6 +78,20 @@ BLINK_FN void write_extras(State& state, uint32_t slot, const arena::SubmitRecor
   state.extras[slot] = extras;
 }
 
+// Whether the i-th sequence in the order waits in a later class.
+BLINK_FN bool waits_later(const State& state, uint32_t i, int32_t priority) {
+  const Sequence& sequence = state.sequences[state.order[i]];
+  return sequence.status == Status::kWaiting && sequence.priority > priority;
+}
+
+// Whether a new sequence may not simply be the last one: waiting ones stand by class, behind the running ones, and only
+// ending ones may stand anywhere.
+BLINK_FN bool may_pass(const State& state, int32_t priority) {
+  if (state.live == 0) return false;
+  const bool ending = state.sequences[state.order[state.live - 1]].status == Status::kEnding;
+  return ending || waits_later(state, state.live - 1, priority);
+}
+
 BLINK_FN void start_sequence(State& state, uint32_t c, uint32_t slot, const arena::SubmitRecord& record) {
   Sequence sequence{};
   sequence.status = Status::kWaiting;
@@ -93,13 +107,35 @@ BLINK_FN void start_sequence(State& state, uint32_t c, uint32_t slot, const aren
   sequence.seed = record.seed;
   sequence.logprobs = record.logprobs;
   sequence.min_tokens = record.min_tokens;
+  sequence.priority = record.priority;
   sequence.extras = wants_extras(record);
   if (sequence.extras) write_extras(state, slot, record);
-  sequence.stop_count = record.stop_count;
+  sequence.stop_count = static_cast<uint16_t>(record.stop_count);
   for (uint32_t i = 0; i < record.stop_count; ++i) sequence.stop_tokens[i] = record.stop_tokens[i];
   state.sequences[slot] = sequence;
-  state.order[state.live++] = slot;
   --state.free_slot_count;
+  state.staged.passes = may_pass(state, record.priority);
+  if (!state.staged.passes) state.order[state.live++] = slot;
+}
+
+// Enters the staged sequence into the order before the first one that waits in a later class.
+template <class Exec>
+BLINK_FN void enter_by_class(const Exec& exec, State& state) {
+  const uint32_t slot = state.staged.slot;
+  const int32_t priority = state.staged.record.priority;
+  const auto is_later = [&](uint32_t i) -> uint64_t { return waits_later(state, i, priority); };
+  const uint64_t later = exec.scan(state.live, is_later, [&](uint32_t i, uint64_t before) {
+    const bool shifted = before != 0 || is_later(i);
+    state.order_next[i + shifted] = state.order[i];
+    if (shifted && before == 0) state.order_next[i] = slot;
+  });
+  exec.leader([&] {
+    if (later == 0) state.order_next[state.live] = slot;
+    ++state.live;
+    uint32_t* order = state.order;
+    state.order = state.order_next;
+    state.order_next = order;
+  });
 }
 
 BLINK_FN void reject(State& state, uint32_t c, arena::ErrorCode error) {
@@ -164,6 +200,7 @@ BLINK_FN bool take_submission(const Exec& exec, State& state, uint32_t c, Taken&
     }
     ++state.channels[c].submit_next;
   });
+  if (error == arena::ErrorCode::NONE && staged.passes) enter_by_class(exec, state);
   return true;
 }
 

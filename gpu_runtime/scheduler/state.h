@@ -36,8 +36,9 @@ struct alignas(16) Sequence {
   uint64_t seed;
   uint32_t logprobs;    // LOGPROB records that come with each of its tokens
   uint32_t min_tokens;  // its stop tokens are masked before so many are generated
-  uint32_t extras;      // the slot's SampleExtras count
-  uint32_t stop_count;
+  int32_t priority;     // class by which it is admitted, the lowest first
+  uint16_t extras;      // the slot's SampleExtras count
+  uint16_t stop_count;
   uint32_t stop_tokens[arena::MAX_STOP_TOKENS];
 };
 static_assert(sizeof(Sequence) == 128, "each is copied to shared memory and back in every step");
@@ -70,6 +71,7 @@ struct Cancel {
 struct Staged {
   uint32_t present;
   uint32_t slot;
+  uint32_t passes;         // it may have to stand before others in the order
   arena::ErrorCode error;  // of what is checked before the prompt's tokens
   arena::ErrorCode late;   // of what is checked after them
   arena::SubmitRecord record;
@@ -93,8 +95,8 @@ struct alignas(16) State {
 
   Sequence* sequences;    // [max_sequences]
   Channel* channels;      // [channels]
-  uint32_t* order;        // [max_sequences] slots of live sequences, by arrival
-  uint32_t* order_next;   // scratch for compaction
+  uint32_t* order;        // [max_sequences] slots of live sequences, by arrival, the waiting ones by class first
+  uint32_t* order_next;   // scratch for changing it
   uint32_t* free_slots;   // stack
   uint32_t* free_blocks;  // stack
   uint32_t* history;      // [max_sequences][max_model_tokens] token ids

@@ -13,7 +13,7 @@
 namespace blink::arena {
 
 inline constexpr uint32_t kVersion = 1;
-inline constexpr uint64_t kLayoutHash = 0xB81241B1D127E0FFull;
+inline constexpr uint64_t kLayoutHash = 0xED3A9637D6A43E37ull;
 inline constexpr uint64_t MAGIC = 0x414E4552414B4E42ull;  // first word of the arena header (the bytes `BNKARENA`)
 inline constexpr uint32_t BYTE_ORDER_MARK = 0x1020304u;  // reads differently on a machine of the other byte order
 inline constexpr uint32_t MAX_STOP_TOKENS = 0x8u;  // stop token ids that one submission may name beside the model's own
@@ -175,7 +175,8 @@ struct alignas(8) SubmitRecord {
   uint32_t bias_offset;  // index of the first bias entry in the channel's prompt heap; an entry is two words: token id and f32, added to its logit; minus infinity forbids the token
   uint32_t bias_count;  // bias entries, MAX_BIAS at most, with ascending token ids
   uint32_t min_tokens;  // the model's and the submission's stop tokens are not sampled before so many tokens are generated
-  uint8_t reserved[16];  // zero
+  int32_t priority;  // class of the sequence: what waits is admitted by class, the lowest first, and within a class first come, first served
+  uint8_t reserved[12];  // zero
   uint64_t commit;  // CommitWord
 };
 static_assert(sizeof(SubmitRecord) == 128);
@@ -198,7 +199,8 @@ static_assert(offsetof(SubmitRecord, logprobs) == 88);
 static_assert(offsetof(SubmitRecord, bias_offset) == 92);
 static_assert(offsetof(SubmitRecord, bias_count) == 96);
 static_assert(offsetof(SubmitRecord, min_tokens) == 100);
-static_assert(offsetof(SubmitRecord, reserved) == 104);
+static_assert(offsetof(SubmitRecord, priority) == 104);
+static_assert(offsetof(SubmitRecord, reserved) == 108);
 static_assert(offsetof(SubmitRecord, commit) == 120);
 #endif
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 VERSION = 1
-LAYOUT_HASH = 0xB81241B1D127E0FF
+LAYOUT_HASH = 0xED3A9637D6A43E37
 
 MAGIC = 0x414E4552414B4E42
 """first word of the arena header (the bytes `BNKARENA`)"""
@@ -208,13 +208,14 @@ SubmitRecord = np.dtype(
         ("bias_offset", "<u4"),  # index of the first bias entry in the channel's prompt heap; an entry is two words: token id and f32, added to its logit; minus infinity forbids the token
         ("bias_count", "<u4"),  # bias entries, MAX_BIAS at most, with ascending token ids
         ("min_tokens", "<u4"),  # the model's and the submission's stop tokens are not sampled before so many tokens are generated
-        ("reserved", "u1", (16,)),  # zero
+        ("priority", "<i4"),  # class of the sequence: what waits is admitted by class, the lowest first, and within a class first come, first served
+        ("reserved", "u1", (12,)),  # zero
         ("commit", "<u8"),  # CommitWord
     ]
 )
 """a request for one sequence, written by the front end into its channel's submit ring"""
 assert SubmitRecord.itemsize == 128
-SUBMIT_RECORD_OFFSETS = {"prompt_offset": 0, "prompt_tokens": 4, "max_tokens": 8, "top_k": 12, "temperature": 16, "top_p": 20, "seed": 24, "flags": 32, "stop_count": 36, "stop_tokens": 40, "min_p": 72, "repetition_penalty": 76, "presence_penalty": 80, "frequency_penalty": 84, "logprobs": 88, "bias_offset": 92, "bias_count": 96, "min_tokens": 100, "reserved": 104, "commit": 120}
+SUBMIT_RECORD_OFFSETS = {"prompt_offset": 0, "prompt_tokens": 4, "max_tokens": 8, "top_k": 12, "temperature": 16, "top_p": 20, "seed": 24, "flags": 32, "stop_count": 36, "stop_tokens": 40, "min_p": 72, "repetition_penalty": 76, "presence_penalty": 80, "frequency_penalty": 84, "logprobs": 88, "bias_offset": 92, "bias_count": 96, "min_tokens": 100, "priority": 104, "reserved": 108, "commit": 120}
 assert SubmitRecord.fields is not None
 assert {name: field[1] for name, field in SubmitRecord.fields.items()} == SUBMIT_RECORD_OFFSETS
 

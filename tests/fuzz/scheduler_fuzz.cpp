@@ -100,6 +100,7 @@ void write_something(Bytes& bytes, Region& inbound, const blink::arena::InboundL
         record->flags = bytes.next() % 8;
         record->logprobs = bytes.next() % 9;
         record->min_tokens = bytes.next() % 32;
+        record->priority = static_cast<int8_t>(bytes.next());
         record->bias_offset = bytes.next() % 70;
         record->bias_count = bytes.next() % 6;
         record->min_p = bytes.next() / 200.0f;

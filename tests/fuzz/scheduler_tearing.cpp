@@ -97,6 +97,7 @@ struct Writer {
       case 6:
         flip(&submit->bias_count, 1);
         flip(&submit->bias_offset, 20);
+        put(&submit->priority, static_cast<uint32_t>(random()));
         break;
       default:
         flip(&submit->prompt_offset, 3);

@@ -254,6 +254,31 @@ class ReadsBiasLate(SchedulerTwin):
         return super().sample_row(sequence, token_index, position)
 
 
+class NoClasses(SchedulerTwin):
+    """Queues by arrival alone."""
+
+    def enter(self, sequence: Sequence) -> None:
+        self.arrived.append(sequence)
+
+
+class PassesItsOwnClass(SchedulerTwin):
+    """The last come of a class is the first served."""
+
+    def enter(self, sequence: Sequence) -> None:
+        sequence.priority -= 1
+        super().enter(sequence)
+        sequence.priority += 1
+
+
+class UnsignedClasses(SchedulerTwin):
+    """Takes a negative class for the last one."""
+
+    def new_sequence(self, channel: int, record: np.void) -> Sequence:
+        sequence = super().new_sequence(channel, record)
+        sequence.priority %= 2**32
+        return sequence
+
+
 class EndTakesNoRoom(SchedulerTwin):
     """Keeps no room for the END record of a prompt that is only scored."""
 

@@ -116,7 +116,7 @@ VALID: dict[str, Any] = {"prompt_tokens": 4, "max_tokens": 4, "temperature": 1, 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"flags": 8}, "BAD_FLAGS"),
     ({"flags": 1 << 31}, "BAD_FLAGS"),
-    ({"reserved": [0] * 15 + [1]}, "BAD_FLAGS"),
+    ({"reserved": [0] * 11 + [1]}, "BAD_FLAGS"),
     ({"prompt_tokens": 0}, "BAD_PROMPT_RANGE"),
     ({"prompt_offset": 61}, "BAD_PROMPT_RANGE"),
     ({"prompt_offset": FAR}, "BAD_PROMPT_RANGE"),
@@ -177,6 +177,8 @@ TAKEN: list[dict[str, Any]] = [
     {"min_p": 1, "repetition_penalty": 100, "presence_penalty": -2, "frequency_penalty": 2},
     {"min_p": -0.0, "repetition_penalty": 1e-45, "presence_penalty": 2, "frequency_penalty": -2},
     {"min_tokens": 4},
+    {"priority": -(2**31)},
+    {"priority": 2**31 - 1},
     {"logprobs": 15},
     {"logprobs": 15, "flags": 4},
     {"logprobs": 14, "flags": 4, "max_tokens": 0},
@@ -446,6 +448,25 @@ def test_admission_is_strictly_first_come_first_served(engine: Engines) -> None:
     assert bench.step(9) == [(0, 0, 5, 1, True)]
     assert [bench.step(9) for _ in range(3)] == [[(0, 0, at, 1, True)] for at in (6, 7, 8)]
     assert bench.step(9) == [(0, 2, 0, 1, True), (0, 1, 0, 5, True)]
+
+
+def test_what_waits_is_admitted_by_class(engine: Engines) -> None:
+    """The lowest one first, across channels, first come, first served within one; what runs is left alone."""
+    bench = Bench(engine, channels=2, max_running=1, max_sequences=8, submit_slots=8, eos_tokens=())
+    bench.submit([1], max_tokens=1, priority=7)
+    assert bench.step() == [(0, 0, 0, 1, True)]
+    for channel, priority in ((0, 1), (0, 0), (1, 0), (1, -3), (0, 1), (1, 2), (1, -3)):
+        bench.submit([1], max_tokens=1, channel=channel, priority=priority)
+    order = []
+    while works := bench.step(5):
+        order += [work[:2] for work in works]
+        for channel in range(2):
+            bench.read(channel)
+    taken = {0: [1, 0, 1], 1: [0, -3, 2, -3]}
+    classes = [taken[channel][position - (1 - channel)] for channel, position in order]
+    assert classes == sorted(classes)
+    assert [each for each in order if each[0] == 0] == [(0, 2), (0, 1), (0, 3)]
+    assert [each for each in order if each[0] == 1] == [(1, 1), (1, 3), (1, 0), (1, 2)]
 
 
 def test_the_last_token_needs_no_block(engine: Engines) -> None:

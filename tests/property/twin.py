@@ -71,6 +71,7 @@ class Sequence:
     logprobs: int
     min_tokens: int
     extras: Extras | None
+    priority: int = 0
     prompt_logprobs: bool = False
     stage: Stage = Stage.WAITING
     computed: int = 0
@@ -414,12 +415,17 @@ class SchedulerTwin:
         if error is ErrorCode.NONE or error >= ErrorCode.BAD_TOKEN:
             self.tokens_seen += int(record["prompt_tokens"])
         if error is ErrorCode.NONE:
-            self.arrived.append(self.new_sequence(channel, record))
+            self.enter(self.new_sequence(channel, record))
         else:
             self.write_record(channel, state.submit_read, RecordKind.REJECT, Finish.ERROR, error, 0)
             state.rejected += 1
         state.submit_read += 1
         return True
+
+    def enter(self, sequence: Sequence) -> None:
+        """Puts a new sequence before the first one that waits in a later class."""
+        later = [each.stage is Stage.WAITING and each.priority > sequence.priority for each in self.arrived]
+        self.arrived.insert(later.index(True) if True in later else len(later), sequence)
 
     def is_committed(self, at: int, position: int, slots: int, lease: int) -> bool:
         """Whether the commit word at a byte offset is the one of that position under that lease."""
@@ -514,6 +520,7 @@ class SchedulerTwin:
             int(record["logprobs"]),
             int(record["min_tokens"]),
             self.new_extras(channel, record),
+            int(record["priority"]),
             bool(int(record["flags"]) & arena.SubmitFlag.PROMPT_LOGPROBS),
         )
 

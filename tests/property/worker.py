@@ -153,6 +153,7 @@ class Worker:
         record["top_k"] = rng.choice([0, 1, 40, 2**32 - 1])
         record["seed"] = rng.getrandbits(64)
         record["flags"] = rng.randrange(2)
+        record["priority"] = rng.choice([0, 0, 0, 1, -1, 2**31 - 1, -(2**31)])
         record["stop_count"] = count = rng.choice([0, 0, 1, 8])
         record["stop_tokens"] = [rng.randrange(limits.vocab_size) for _ in range(count)] + [2**32 - 1] * (8 - count)
         if rng.random() < 0.4:
@@ -206,7 +207,7 @@ class Worker:
         if fault == 0:
             record["flags"] = rng.choice([8, 15, 2**31, far])
         elif fault == 1:
-            record["reserved"][rng.randrange(16)] = rng.randint(1, 255)
+            record["reserved"][rng.randrange(12)] = rng.randint(1, 255)
         elif fault == 2:
             record["prompt_tokens"] = rng.choice([0, limits.heap_tokens - offset + 1, far, (far - offset + 1) & far])
         elif fault == 3:

@@ -63,7 +63,8 @@ class World:
         self.logprobs: list[list[Logprob]] = []
         self.given: dict[Owner, list[tuple[int, list[Logprob]]]] = {}
         self.scored: dict[Owner, list[list[Logprob]]] = {}
-        self.first_seen: dict[int, int] = {}
+        self.ran_before: set[Owner] = set()
+        self.first_seen: dict[tuple[int, int], int] = {}
 
     def apply(self, action: Action) -> None:
         """Does it."""
@@ -103,7 +104,7 @@ class World:
         record = worker.good_record(rng, long=True)
         raw = bytearray(record.tobytes())
         for _ in range(1 + b % 16):
-            raw[rng.randrange(104)] = rng.choice([0, 1, 255, rng.randrange(256)])
+            raw[rng.randrange(108)] = rng.choice([0, 1, 255, rng.randrange(256)])
         worker.submit(np.frombuffer(bytes(raw), record.dtype)[0])
 
     def do_submit_torn(self, worker: Worker, a: int, b: int) -> None:
@@ -242,12 +243,19 @@ class World:
             self._check_order(plan)
 
     def _check_order(self, plan: host.Plan) -> None:
-        """Without stalls, prompts of more than one token start in the order in which they were submitted."""
+        """Without stalls, prompts of more than one token start by class, and within one in the order in which they
+        were submitted; what waits is in no class before theirs."""
+        running = {(each.channel, each.position): each for each in self.twin.arrived if each.stage is Stage.RUNNING}
+        waiting = [each.priority for each in self.twin.arrived if each.stage is Stage.WAITING]
         for work in plan.works[int(plan.header["decode_works"]) :]:
             channel, position = int(work["channel"]), int(work["position"])
             if work["context_tokens"] == work["query_tokens"]:
-                assert position > self.first_seen.get(channel, -1), "not first come, first served"
-                self.first_seen[channel] = position
+                priority = running[channel, position].priority
+                assert position > self.first_seen.get((channel, priority), -1), "not first come, first served"
+                self.first_seen[channel, priority] = position
+                new = (channel, position) not in self.ran_before
+                assert not new or priority <= min(waiting, default=priority), "a later class goes first"
+        self.ran_before = set(running)
 
     # the end of a history
 

@@ -117,12 +117,14 @@ def test_submit_payload_of_what_few_ask_for() -> None:
         min_tokens=3,
         allow_only=True,
         logprobs=21,
+        priority=-2,
     )
     raw = submit_payload(100, 20, sampling, bias_count=6)
     assert raw[32:36] == b"\x02\0\0\0"
     assert submit_payload(0, 2, Sampling(0, logprobs=1, prompt_logprobs=True))[32:36] == b"\x04\0\0\0"
     assert raw[72:104] == struct.pack("<ffffIIII", 0.25, 1.5, -1, 2, 21, 120, 6, 3)
-    assert not any(raw[104:])
+    assert raw[104:108] == struct.pack("<i", -2)
+    assert not any(raw[108:])
 
 
 def record(lap: int, kind: int, finish: int, sequence: int, token: int) -> bytes:

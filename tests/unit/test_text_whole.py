@@ -33,6 +33,14 @@ def byte_fallback(strip: int) -> Tokenizer:
 
 
 @cache
+def otherwise() -> Tokenizer:
+    """Bytes before spaces: the same texts, but no decoder that is known by its table."""
+    made = Tokenizer.from_str(byte_fallback(0).to_str())
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Replace("▁", " "), decoders.Fuse()])
+    return made
+
+
+@cache
 def metaspace() -> Tokenizer:
     """T5's kind: it has no bytes, and its decoder is none that is known by its table."""
     made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["<unk>", *WORDS])}, unk_token="<unk>"))
@@ -45,6 +53,7 @@ KINDS = {
     "byte-level": tiny_text.tokenizer,
     "llama": lambda: byte_fallback(1),
     "gemma": lambda: byte_fallback(0),
+    "otherwise": otherwise,
     "metaspace": metaspace,
 }
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
@@ -94,6 +103,7 @@ def test_the_kinds_are_decoded_as_meant() -> None:
         "byte-level": ByteDetokenizer,
         "llama": ByteDetokenizer,
         "gemma": ByteDetokenizer,
+        "otherwise": WindowDetokenizer,
         "metaspace": WindowDetokenizer,
     }
 

@@ -1,4 +1,10 @@
-"""compute-sanitizer over some steps of a small model: memcheck on everything, racecheck on the kernels in CUDA C++."""
+"""compute-sanitizer: memcheck over some steps of a small model, racecheck over the scheduler.
+
+Racecheck of a process that runs a model ends, whatever kernels it is told to look at, in "Internal Sanitizer Error: The
+Sanitizer failed to handle a hardware exception" (compute-sanitizer of CUDA 13.0, H200, driver 580.159; bfloat16, with and
+without programmatic launches and the few-token kernels). So it sees the scheduler's step alone, in a process without
+torch; races of the sampler and the relay are looked for on emulated threads (`tests/emulation`).
+"""
 
 from __future__ import annotations
 
@@ -14,16 +20,15 @@ import pytest
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(110)]
 SECONDS = 90
 FOUND = 99
-OUR_KERNELS = ("blink_", "skinny_")
 
 
-def sanitize(tool: str, folder: Path, *options: str, dtype: str, steps: int) -> str:
-    """Output of the tool; fails when it found something, skips when it cannot run here or takes too long."""
+def sanitize(tool: str, *arguments: str) -> str:
+    """Output of the tool over `python ARGUMENTS`; fails when it found something, skips when it takes too long."""
     program = shutil.which("compute-sanitizer")
     if program is None:
         pytest.skip("compute-sanitizer is not installed")
-    command = [program, "--tool", tool, "--error-exitcode", str(FOUND), "--report-api-errors", "no", *options]
-    command += [sys.executable, "-m", "tests.gpu.bounded_steps", str(folder), "--dtype", dtype, "--steps", str(steps)]
+    command = [program, "--tool", tool, "--error-exitcode", str(FOUND), "--report-api-errors", "no"]
+    command += [sys.executable, *arguments]
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # each tensor its own memory: no hidden overrun
     began = time.monotonic()
     try:
@@ -42,16 +47,13 @@ def test_memcheck(device: str, small_model: Path, dtype: str) -> None:
     """No access outside of what belongs to a kernel, in any kernel of the steps."""
     if device == "cpu":
         pytest.skip("there is no CUDA device")
-    said = sanitize("memcheck", small_model, dtype=dtype, steps=24)
+    said = sanitize("memcheck", "-m", "tests.gpu.bounded_steps", str(small_model), "--dtype", dtype, "--steps", "24")
     assert "ERROR SUMMARY: 0 errors" in said
     assert "all sequences ended as they should" in said
 
 
-def test_racecheck(device: str, small_model: Path) -> None:
-    """No hazard in shared memory in the scheduler, the sampler and the other kernels written in CUDA C++."""
-    if device == "cpu":
-        pytest.skip("there is no CUDA device")
-    chosen = [option for name in OUR_KERNELS for option in ("--kernel-name", f"kernel_substring={name}")]
-    said = sanitize("racecheck", small_model, *chosen, dtype="bfloat16", steps=16)
+def test_racecheck(device_scheduler: Path) -> None:
+    """No hazard in shared memory in the scheduler's step, over random histories."""
+    said = sanitize("racecheck", "-m", "tests.gpu.device_histories", str(device_scheduler), "8")
     assert "RACECHECK SUMMARY: 0 hazards" in said
-    assert "all sequences ended as they should" in said
+    assert "8 histories agree with the twin" in said

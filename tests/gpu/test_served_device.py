@@ -67,7 +67,8 @@ def test_a_client_that_goes_away(server) -> None:
         httpx.Client(verify=False, timeout=30) as client,
         client.stream("POST", f"{server.url}/v1/completions", json=body("Hello", 8000, stream=True)) as answer,
     ):
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # without a name it would end, and the connection with it
+        next(lines)
         assert metric(server.url, "blink_device_sequences_running") == 1
     deadline = time.monotonic() + 10
     while metric(server.url, "blink_device_kv_blocks_used") > 0:

@@ -19,6 +19,7 @@ from dpu_service.tenants.command import app as tenant_commands
 from dpu_service.tenants.file import KeysFile
 from dpu_service.text.tools.formats import AUTO, CHOICES
 from dpu_service.tls import MIN_VERSIONS, default_data_folder, self_signed, server_context
+from dpu_service.wire import Drain
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +129,9 @@ def run(
     tls_min_version: Annotated[str, typer.Option(help="1.2 or 1.3.")] = "1.2",
     api_keys: Annotated[str, typer.Option(help="File of tenants and their keys; default: anybody may ask.")] = "",
     open_metrics: Annotated[bool, typer.Option(help="/metrics needs no key.")] = False,
+    unready: Annotated[
+        float, typer.Option(min=0, help="Seconds to go on serving at the end while probes hear that it is not ready.")
+    ] = 0.0,
     keep_alive: Annotated[float, typer.Option(min=1, help="Seconds that an idle connection stays open.")] = 130.0,
     header_timeout: Annotated[float, typer.Option(min=1, help="Seconds for the head of a request.")] = 20.0,
     body_timeout: Annotated[float, typer.Option(min=1, help="Seconds for the body of a request.")] = 60.0,
@@ -188,7 +192,7 @@ def run(
         def on_ready() -> None:
             announce(listening, ready_fd)
 
-        await Supervisor(config, listening, count, runtime, name, grace, on_ready, keys).run()
+        await Supervisor(config, listening, count, runtime, name, Drain(grace, unready), on_ready, keys).run()
 
     asyncio.run(supervise())
 

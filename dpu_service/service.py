@@ -30,6 +30,8 @@ class Service:
     config: WorkerConfig
     gate: Gate
     serving: Serving | None = None
+    leaving: bool = False
+    """Still serving, but probes are told otherwise."""
     draining: bool = False
     active: int = 0
     """Completion requests that are being answered."""
@@ -44,9 +46,14 @@ class Service:
         """Whether new completions are taken."""
         return not self.draining and self.serving is not None and self.serving.pump.ready
 
+    @property
+    def announced(self) -> bool:
+        """Whether probes are told that it is ready."""
+        return self.ready and not self.leaving
+
     def why_not_ready(self) -> str:
         """In words for people; empty when ready."""
-        if self.draining:
+        if self.draining or self.leaving:
             return "shutting down"
         if self.serving is None:
             return "waiting for the GPU runtime to have a model"

@@ -116,11 +116,11 @@ class WorkerSlot:
         if self._writer is not None:
             self._writer.write(encode(tenants))
 
-    def drain(self, grace: float) -> None:
+    def drain(self, message: Drain) -> None:
         """Tells the worker to finish."""
         self._draining = True
         if self._writer is not None:
-            self._writer.write(encode(Drain(grace)))
+            self._writer.write(encode(message))
 
     def kill(self) -> None:
         """Ends the worker at once."""
@@ -171,7 +171,7 @@ class Supervisor:
         workers: processes to run.
         runtime: address of the runtime's control plane.
         front_end: name in the session; empty: this host's and port's own.
-        grace: seconds that running requests get at the end.
+        end: how the workers are told to finish.
         on_ready: called once, when all workers are ready for the first time.
         keys: who may use the service; None: everybody.
     """
@@ -183,12 +183,12 @@ class Supervisor:
         workers: int,
         runtime: str,
         front_end: str,
-        grace: float,
+        end: Drain,
         on_ready: Callable[[], None],
         keys: KeysFile | None = None,
     ) -> None:
         self._listening = listening
-        self._grace = grace
+        self._end = end
         self._on_ready: Callable[[], None] | None = on_ready
         self._metrics = tempfile.mkdtemp(prefix="blink-dpu-metrics-")
         environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": self._metrics, "TOKENIZERS_PARALLELISM": "false"}
@@ -230,12 +230,12 @@ class Supervisor:
             shutil.rmtree(self._metrics, ignore_errors=True)
 
     async def _drain(self, keepers: list[asyncio.Task[None]]) -> None:
-        log.info("draining", extra={"fields": {"grace": self._grace}})
+        log.info("draining", extra={"fields": {"grace": self._end.grace}})
         for one in self._listening:
             one.sock.close()
         for slot in self._slots:
-            slot.drain(self._grace)
-        _, late = await asyncio.wait(keepers, timeout=self._grace + OVERTIME_SECONDS)
+            slot.drain(self._end)
+        _, late = await asyncio.wait(keepers, timeout=self._end.unready + self._end.grace + OVERTIME_SECONDS)
         for slot in self._slots:
             slot.kill()
         if late:

@@ -58,9 +58,11 @@ class Tenants(msgspec.Struct, tag="tenants", frozen=True):
 
 
 class Drain(msgspec.Struct, tag="drain", frozen=True):
-    """Finish what runs within `grace` seconds, then end."""
+    """Tell probes that you are not ready and serve for `unready` seconds more; finish what runs within `grace` seconds;
+    end."""
 
     grace: float
+    unready: float = 0.0
 
 
 class Status(msgspec.Struct, tag="status", frozen=True):

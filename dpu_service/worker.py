@@ -64,16 +64,16 @@ class Worker:
         for listener in self._listeners:
             await listener.start()
         chores = [asyncio.create_task(self._sample()), asyncio.create_task(self._look_around())]
-        grace = 0.0
+        end = Drain(0)
         while message := await read_to_worker(self._reader):
             if isinstance(message, Session):
                 await self._open(message)
             elif isinstance(message, Tenants):
                 self._service.gate.set_tenants(message.tenants)
             elif isinstance(message, Drain):
-                grace = message.grace
+                end = message
                 break
-        await self._drain(grace)
+        await self._drain(end)
         for chore in chores:
             chore.cancel()
 
@@ -112,19 +112,22 @@ class Worker:
 
     def _tell(self) -> None:
         """Tells the supervisor when readiness has changed."""
-        status = Status(self._service.ready, self._service.why_not_ready())
+        status = Status(self._service.announced, self._service.why_not_ready())
         if status != self._told:
             self._told = status
             self._writer.write(encode(status))
         metrics.WORKER_READY.set(status.ready)
 
-    async def _drain(self, grace: float) -> None:
+    async def _drain(self, end: Drain) -> None:
         service = self._service
+        service.leaving = True
+        self._tell()
+        await asyncio.sleep(end.unready)
         service.draining = True
         for listener in self._listeners:
             listener.drain()
         self._tell()
-        if not await _within(grace, service.idle) and service.serving is not None:
+        if not await _within(end.grace, service.idle) and service.serving is not None:
             log.warning("the grace time is over", extra={"fields": {"requests": service.active}})
             service.serving.pump.fail_all(DrainTimeoutError("the server is shutting down"))
             await _within(FAREWELL_SECONDS, service.idle)

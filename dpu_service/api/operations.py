@@ -21,7 +21,7 @@ async def health(service: Service, exchange: Exchange) -> None:
 
 async def ready(service: Service, exchange: Exchange) -> None:
     """GET /ready: 200 while completions are taken, else 503 and why."""
-    if service.ready:
+    if service.announced:
         await exchange.reply(200, b'{"status":"ready"}')
         return
     exchange.close_after = service.draining

@@ -18,7 +18,8 @@ from hyperframe.frame import GoAwayFrame
 from dpu_service.http.calm import RESET_COST, Calm
 from dpu_service.http.connection import LINGER_SECONDS, MAX_HEAD_BYTES, MAX_HEADERS, Connection
 from dpu_service.http.host import Host, Message
-from dpu_service.http.stream import Headers, Stream
+from dpu_service.http.http2_stream import Http2Stream
+from dpu_service.http.stream import Headers
 
 STREAM_WINDOW = 256 << 10
 CONNECTION_WINDOW = 1 << 20
@@ -29,7 +30,6 @@ LAST_STREAM = 2**31 - 1
 FAREWELL_SECONDS = 1.0
 """After the last answer of a draining server, for a request that crosses its GOAWAY."""
 
-_NOT_IN_HTTP2 = (b"connection", b"keep-alive", b"transfer-encoding", b"upgrade")
 _Cost = dict[type[events.Event], float]
 _COSTS: _Cost = {
     events.PingReceived: 1.0,
@@ -38,65 +38,6 @@ _COSTS: _Cost = {
     events.UnknownFrameReceived: 1.0,
     events.StreamReset: RESET_COST,
 }
-
-
-class Http2Stream(Stream):
-    """A request of an HTTP/2 connection."""
-
-    def __init__(self, connection: Http2, number: int, scope: Message) -> None:
-        super().__init__(scope)
-        self.number = number
-        self.window = asyncio.Event()
-        """Set when there may be room to send."""
-        self._connection = connection
-
-    def end_body(self) -> None:
-        """After the answer it is all that was waited for."""
-        super().end_body()
-        if self.finished:
-            self._connection.answered(self)
-
-    def lose(self) -> None:
-        """Gives back the connection's window and wakes whoever waits for room."""
-        self._connection.taken(self, self.buffered)
-        super().lose()
-        self.window.set()
-
-    def _head(self, status: int, headers: Headers) -> None:
-        kept = [(name, value) for name, value in headers if name not in _NOT_IN_HTTP2]
-        date = (b"date", self._connection.host.date)
-        self._connection.send_head(self, [(b":status", str(status).encode()), date, *kept])
-
-    async def _part(self, data: bytes, last: bool) -> None:
-        rest = memoryview(data)
-        while not self.gone:
-            room = self._connection.room(self)
-            if rest and not room:
-                await self._connection.wait_for_room(self)
-                continue
-            part, rest = rest[:room], rest[room:]
-            ends = last and not rest
-            if part or ends:
-                self._connection.send_part(self, bytes(part), ends)
-            if not rest:
-                break
-        if not last:
-            await self._connection.writable()
-
-    def _part_now(self, data: bytes) -> bool:
-        if not self._connection.has_room or self._connection.room(self) < len(data):
-            return False
-        self._connection.send_part(self, data, last=False)
-        return True
-
-    def _over(self) -> None:
-        self._connection.answered(self)
-
-    def _fail(self) -> None:
-        self._connection.reset(self, ErrorCodes.INTERNAL_ERROR)
-
-    def _taken(self, size: int) -> None:
-        self._connection.taken(self, size)
 
 
 class Http2(Connection):

@@ -12,8 +12,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-_MARKS = [*range(0xFDD0, 0xFDF0), *range(0xF0000, 0xF0100)]
-"""Characters that no text needs: noncharacters first, then private ones."""
+_MARKS = [*range(0xFDD0, 0xFDF0), *range(0xE000, 0xE100)]
+"""Characters that no text needs: noncharacters first, then private ones. None of them is over U+FFFF, so that JSON and
+Python escape them alike."""
 
 
 class NoMarkError(Exception):
@@ -86,7 +87,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def unused_marks(value: Any, count: int) -> list[str]:
-    """Characters that occur in none of the texts, not even as JSON writes them.
+    """Characters that occur in none of the texts, not even escaped.
 
     Raises:
         NoMarkError: there are not so many.
@@ -103,7 +104,7 @@ def unused_marks(value: Any, count: int) -> list[str]:
 
 
 def escaped(mark: str) -> str:
-    """How JSON in ASCII writes it."""
+    """How JSON in ASCII writes it, and Python where a template prints a list or an object."""
     return json.dumps(mark)[1:-1]
 
 

@@ -325,6 +325,12 @@ def test_control_text_is_text_for_sentencepiece_too(kind: str) -> None:
     ]
 
 
+def test_marks_that_python_prints_are_removed() -> None:
+    made = ChatEncoder(TextBundle({**chat_templates.files("chatml"), "chat_template.jinja": b"{{ tools | string }}"}))
+    tools = [{"type": "function", "function": {"name": "f", "description": "<s> and <|im_end|>"}}]
+    assert decoded(made.encode(*made.render(Conversation([USER], tools)))) == str(tools)
+
+
 def test_marks_that_a_template_escapes_are_removed() -> None:
     template = b"{{ messages | tojson(ensure_ascii=true) }}"
     made = ChatEncoder(TextBundle({**chat_templates.files("chatml"), "chat_template.jinja": template}))

@@ -143,6 +143,15 @@ IgnoreEos = Annotated[bool, Meta(description="The model's own end tokens do not 
 SkipSpecial = Annotated[bool, Meta(description="Leave control tokens out of the text. Default true.")]
 Stream = Annotated[bool, Meta(description="Answer with server-sent events.")]
 IncludeUsage = Annotated[bool, Meta(description="One more chunk, before [DONE], with `usage` and no choices.")]
+Priority = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=(1 << 31) - 1,
+        description="Of the requests that wait for the device those with the lowest number go first, and among equals "
+        "the first that came. 0, the default, is the lowest: a request can give way, not jump the queue.",
+    ),
+]
 User = Annotated[str, Meta(description="Ignored.")]
 Logprobs = Annotated[bool, Meta(description="Give the log-probability of each generated token.")]
 ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -35,6 +35,7 @@ class CommonRequest(msgspec.Struct, kw_only=True):
     stream: fields.Stream | None = None
     stream_options: StreamOptions | None = None
     user: fields.User | None = None
+    priority: fields.Priority | None = None
     presence_penalty: fields.Penalty | None = None
     frequency_penalty: fields.Penalty | None = None
     repetition_penalty: fields.RepetitionPenalty | None = None
@@ -48,7 +49,6 @@ class CommonRequest(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: fields.TokensAsIds | None = None
     truncate_prompt_tokens: fields.TruncatePrompt | None = None
 
-    priority: fields.Unbuilt = None
     response_format: fields.Unbuilt = None
     guided_json: fields.Unbuilt = None
     guided_regex: fields.Unbuilt = None

@@ -102,6 +102,7 @@ def read_choices(request: CommonRequest, count: int, bias: Bias, vocab_size: int
         min_tokens=request.min_tokens or 0,
         allow_only=bias.allow_only,
         logprobs=asked.of_device,
+        priority=request.priority or 0,
     )
     return Choices(count, _seed(request.seed), bias, common, asked.scores_prompt)
 

@@ -12,7 +12,6 @@ from dpu_service.api.errors import unsupported
 from dpu_service.api.requests import CommonRequest
 
 HARMLESS: dict[str, list[Any]] = {
-    "priority": [0],
     "prompt_logprobs": [False],
     "suffix": [{}, [], ""],
     "prompt_embeds": [{}, [], ""],

@@ -276,3 +276,13 @@ def test_tokens_as_ids(front: FrontEnd) -> None:
     assert found == [(f"token_id:{a}", -0.5, {f"token_id:{b}": -0.25, f"token_id:{a}": -0.5}, 0)]
     ((token, _, (likely,), data),) = rows(ask(front, "chat", logprobs=True, top_logprobs=1, **fields))
     assert (token, likely["token"], data) == (f"token_id:{a}", f"token_id:{b}", [97])
+
+
+def test_a_class_reaches_the_device_and_none_goes_before_the_default(front: FrontEnd) -> None:
+    says(front, tiny_text.byte_ids(b"b"))
+    assert complete(front, "a", priority=7).status_code == 200
+    assert complete(front, "a").status_code == 200
+    assert [asked.priority for asked in front.device.submissions] == [7, 0]
+    refused = complete(front, "a", priority=-1)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "priority"

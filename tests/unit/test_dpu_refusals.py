@@ -189,7 +189,6 @@ def test_values_out_of_range(front: FrontEnd, field: str, value: Any) -> None:
     ("field", "value"),
     [
         ("suffix", "x"),
-        ("priority", 1),
         ("prompt_embeds", "AAAA"),
         ("logits_processors", ["x"]),
         ("return_token_ids", True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 from pathlib import Path
 
@@ -159,31 +160,32 @@ def test_bytes_of_a_random_model(tiny_server: Serving, tiny_model: Path, top: in
         assert "".join(piece.text for piece in own) == whole.choices[index].text
 
 
-@EITHER_WAY
-@pytest.mark.parametrize(("fields", "count"), [({"max_tokens": 0}, 0), ({"max_tokens": 7, "temperature": 0}, 7)])
-def test_prompts_of_a_random_model(
-    tiny_server: Serving, tiny_model: Path, stream: bool, fields: dict, count: int
-) -> None:
-    """What lm-eval asks for: prompts beside others, one of them longer than a step, all echoed with log-probabilities,
-    while other answers go on as they would alone."""
+def test_prompts_of_a_random_model(tiny_server: Serving, tiny_model: Path) -> None:
+    """What lm-eval asks for: prompts beside others, one of them longer than a step, all echoed with log-probabilities;
+    whole and streamed, without an answer, and with the one that each gets without all that."""
     spelled = Spelled(Tokenizer.from_file(str(tiny_model / "tokenizer.json")))
     model, prompts = make_tiny("llama"), [[65, 66, 67], [100 + n % 100 for n in range(200)], [70, 71]]
-    client, fields = tiny_server.client(), {"model": tiny_server.model, "extra_body": {"ignore_eos": True}, **fields}
-    answer = client.completions.create(**fields, prompt=prompts, echo=True, logprobs=3, stream=stream)
-    choices = [chunk.choices[0] for chunk in answer if chunk.choices] if stream else answer.choices
-    for index, prompt in enumerate(prompts):
-        found = [choice.logprobs for choice in choices if choice.index == index and choice.logprobs is not None]
-        values = [value for one in found for value in one.token_logprobs]
-        likely = [entry for one in found for entry in one.top_logprobs]
-        ids = [spelled.by_name[name] for one in found for name in one.tokens]
-        assert (ids[: len(prompt)], len(ids)) == (prompt, len(prompt) + count)
-        assert values[0] is None
-        assert likely[0] is None
-        rows = [
-            (token, value, {spelled.by_name[one]: v for one, v in entry.items()})
-            for token, value, entry in zip(ids[1:], values[1:], likely[1:], strict=True)
-        ]
-        check(model, ids[:1], rows, 3, own=True)
-        if count:
-            alone = client.completions.create(**fields, prompt=prompt, logprobs=0)
-            assert [spelled.by_name[name] for name in alone.choices[0].logprobs.tokens] == ids[len(prompt) :]
+    fields = {"model": tiny_server.model, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    client = tiny_server.client()
+    alone = client.completions.create(**fields, prompt=prompts, max_tokens=7, logprobs=0)
+    for stream, count in itertools.product((False, True), (0, 7)):
+        asked = {**fields, "max_tokens": count, "stream": stream}
+        answer = client.completions.create(**asked, prompt=prompts, echo=True, logprobs=3)
+        choices = [chunk.choices[0] for chunk in answer if chunk.choices] if stream else answer.choices
+        for index, prompt in enumerate(prompts):
+            said = [spelled.by_name[name] for name in alone.choices[index].logprobs.tokens][:count]
+            check_echo(model, [*prompt, *said], [one for one in choices if one.index == index], spelled)
+
+
+def check_echo(model: PreTrainedModel, tokens: list[int], choices: list, spelled: Spelled) -> None:
+    found = [choice.logprobs for choice in choices if choice.logprobs is not None]
+    values = [value for one in found for value in one.token_logprobs]
+    likely = [entry for one in found for entry in one.top_logprobs]
+    assert [spelled.by_name[name] for one in found for name in one.tokens] == tokens
+    assert values[0] is None
+    assert likely[0] is None
+    rows = [
+        (token, value, {spelled.by_name[one]: v for one, v in entry.items()})
+        for token, value, entry in zip(tokens[1:], values[1:], likely[1:], strict=True)
+    ]
+    check(model, tokens[:1], rows, 3, own=True)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from itertools import islice
 
 from blink_proto.arena import ErrorCode, Finish, RecordKind
 from dpu_service.channel.client import ChannelClient, LeaseState, News, SharedPrompt
@@ -29,6 +30,8 @@ BEAT_SECONDS = 0.5
 ASK_AGAIN_SECONDS = 2.0
 SHORTEST_WAIT = 0.001
 LONGEST_WAIT = 0.005
+TOGETHER = 128
+"""Requests that take their news before the first of them sends (see `Listener`); more would only let it wait longer."""
 WAIT_SHARE = 1 / 32
 """A poll waits for this share of the time since the last news, so that it adds little to any step time."""
 
@@ -274,10 +277,12 @@ class Pump:
                 inboxes[sequence.inbox] = None
             else:
                 sequence.inbox.fail(failure)
-        for inbox in inboxes:
-            inbox.tell()
-        for inbox in inboxes:
-            inbox.send_out()
+        told = iter(inboxes)
+        while together := list(islice(told, TOGETHER)):
+            for inbox in together:
+                inbox.tell()
+            for inbox in together:
+                inbox.send_out()
 
     def _failure_of(self, item: News) -> SequencesError | None:
         if item.fault:

@@ -14,7 +14,7 @@ import ssl
 import sys
 
 from gpu_runtime.model.source import resolve_model
-from tests.bench.front import single, tokenising
+from tests.bench.front import single, stages, tokenising
 from tests.bench.front.streams import Scenario, measure
 
 STREAMS = 256
@@ -27,7 +27,7 @@ SCENARIOS = (
     Scenario("more than it can take", STREAMS, 300, phases=4),
 )
 SIZES = (100, 1000, 8000)
-PARTS = ("streams", "single", "tokenise")
+PARTS = ("streams", "single", "stages", "tokenise")
 
 
 def streams(seconds: float) -> None:
@@ -50,6 +50,12 @@ def one_token(seconds: float) -> None:
     print(f"{100 * rate.core_share:.0f} % of a core, {rate.cpu_per_request:.0f} µs of CPU each", flush=True)
 
 
+def one_process() -> None:
+    """Prints the stages of a token by themselves."""
+    took = stages.measure()
+    print("\nµs a token without sockets: " + ", ".join(f"{name} {us:.2f}" for name, us in took.items()), flush=True)
+
+
 def tokenise() -> None:
     """Prints how long prompts take."""
     folder = resolve_model("smollm2-135m-instruct", lambda done, total, what: None, weights=False).path
@@ -59,7 +65,7 @@ def tokenise() -> None:
 
 def about() -> str:
     """The machine and the versions."""
-    versions = " ".join(f"{name} {importlib.metadata.version(name)}" for name in ("uvicorn", "uvloop", "msgspec"))
+    versions = " ".join(f"{name} {importlib.metadata.version(name)}" for name in ("uvloop", "httptools", "msgspec"))
     cores = f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f}"
     return f"{cores}; Python {platform.python_version()}, {versions}, {ssl.OPENSSL_VERSION}"
 
@@ -78,6 +84,8 @@ def main() -> None:
         streams(arguments.seconds)
     if "single" in parts:
         one_token(arguments.seconds)
+    if "stages" in parts:
+        one_process()
     if "tokenise" in parts:
         tokenise()
 

@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from tests.bench.front.asking import connect, request
+from tests.bench.front.asking import connect, request, tls_context
 
 _PIECE = 1 << 16
 
@@ -44,7 +44,8 @@ class Caller:
 def call(url: str, connections: int, seconds: float) -> int:
     """Answers on all connections together."""
     asked = request(1, chat=False, stream=False)
-    callers = [Caller(connect(url), asked) for _ in range(connections)]
+    context = tls_context()
+    callers = [Caller(context.wrap_socket(connect(url)), asked) for _ in range(connections)]
     selector = selectors.EpollSelector()
     for caller in callers:
         caller.sock.sendall(asked)

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from dpu_service import metrics
+from dpu_service.api.bodies import WHOLE_BODIES, BodyRoom
 from dpu_service.channel.geometry import Geometry
 from dpu_service.config import ModelInfo, WorkerConfig
 from dpu_service.sequences.pump import Pump
@@ -37,9 +38,11 @@ class Service:
     """Completion requests that are being answered."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while `active` is 0."""
+    bodies: BodyRoom = field(init=False)
 
     def __post_init__(self) -> None:
         self.idle.set()
+        self.bodies = BodyRoom(WHOLE_BODIES * self.config.max_body_bytes)
 
     @property
     def ready(self) -> bool:

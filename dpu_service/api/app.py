@@ -66,7 +66,7 @@ class App:
         """Answers one request; nothing a handler does gets out as an exception."""
         if scope["type"] != "http":
             return
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, self._service.bodies)
         route = "unknown"
         try:
             exchange.close_after = self._service.draining

@@ -94,6 +94,7 @@ async def _prepared(service: Service, exchange: Exchange, prepare: Prepare) -> t
     if serving.pump.full:
         raise from_sequences(QueueFullError(QUEUE_FULL))
     prepared = await prepare(serving, body)
+    exchange.forget_body()
     _serving(service, exchange)
     return serving, prepared
 

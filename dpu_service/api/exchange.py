@@ -8,7 +8,8 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from dpu_service.api.errors import ApiError
+from dpu_service.api.bodies import BodyRoom
+from dpu_service.api.errors import ApiError, unavailable
 from dpu_service.tenants.account import Account
 
 Message = MutableMapping[str, Any]
@@ -26,7 +27,7 @@ EVENT_STREAM = b"text/event-stream; charset=utf-8"
 class Exchange:
     """Reads the request, writes the answer, and tells when the client goes away."""
 
-    def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Message, receive: Receive, send: Send, room: BodyRoom) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -42,6 +43,8 @@ class Exchange:
         self.status = 0
         self.finished = False
         self.close_after = False
+        self._room = room
+        self._body_bytes = 0
         self._receive = receive
         self._send = send
         self._write_now: WriteNow | None = scope.get("extensions", {}).get(WRITE_NOW)
@@ -51,7 +54,8 @@ class Exchange:
         """The whole body.
 
         Raises:
-            ApiError: 413 when it is longer, 408 when it does not come, 400 when the client went away.
+            ApiError: 413 when it is longer, 408 when it does not come, 503 when there is no room for it, 400 when the
+                client went away.
         """
         length = self.headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > most_bytes:
@@ -62,6 +66,11 @@ class Exchange:
         except TimeoutError:
             self.close_after = True
             raise ApiError(408, "the body did not arrive in time", code="timeout") from None
+
+    def forget_body(self) -> None:
+        """Nobody needs the body any more."""
+        self._room.give_back(self._body_bytes)
+        self._body_bytes = 0
 
     def when_gone(self, callback: Callable[[], None]) -> None:
         """Calls back when the client disconnects before the answer is finished. The body must have been read."""
@@ -108,22 +117,26 @@ class Exchange:
 
     def close(self) -> None:
         """Stops watching the client."""
+        self.forget_body()
         if self._watcher is not None:
             self._watcher.cancel()
 
     async def _read(self, most_bytes: int) -> bytes:
-        parts: list[bytes] = []
-        size = 0
+        received = bytearray()  # and no list of parts: a client may send each byte by itself
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ApiError(400, "the client went away", code="client_gone")
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > most_bytes:
+            part = message.get("body", b"")
+            if len(received) + len(part) > most_bytes:
                 raise self._too_large(most_bytes)
+            if not self._room.take(len(part)):
+                self.close_after = True
+                raise unavailable("too many large requests are being received", "bodies_full")
+            self._body_bytes += len(part)
+            received += part
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return bytes(received)
 
     def _too_large(self, most_bytes: int) -> ApiError:
         self.close_after = True

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from dpu_service.api.answers import CompletionShape, Piece
+from dpu_service.api.bodies import BodyRoom
 from dpu_service.api.completions import _stream
 from dpu_service.api.exchange import Exchange
 from dpu_service.api.generation import Generation, Plan
@@ -49,7 +50,9 @@ def streamed(failure: Exception) -> tuple[list[dict[str, Any]], str]:
         await asyncio.Event().wait()
 
     async def answer() -> str:
-        exchange = Exchange({"method": "POST", "path": "/v1/completions", "headers": []}, receive, send)
+        exchange = Exchange(
+            {"method": "POST", "path": "/v1/completions", "headers": []}, receive, send, BodyRoom(1 << 20)
+        )
         shape = CompletionShape("tiny", False, None, lambda found: [])
         prepared = Prepared(Plan([]), shape, stream=True, with_usage=False)
         return await _stream(exchange, cast(Generation, Failing(failure)), prepared)

@@ -170,6 +170,29 @@ def test_a_body_that_drips_after_its_answer_has_its_time(front: FrontEnd) -> Non
     assert send_until_cut(raw, [b" "] * 100, every=0.1) < 5
 
 
+def test_bodies_have_room_together() -> None:
+    """16 of the largest size; who comes too late may try again."""
+    size = 64 << 10
+    with front_end("--workers", "1", "--max-body-bytes", str(size), "--body-timeout", "30") as front:
+        worker = psutil.Process(front.workers()[0])
+        sent = post(b" " * size)[:-1]
+        clients = [dial(front.http) for _ in range(20)]
+        for raw in clients:
+            raw.sendall(sent)
+        time.sleep(0.3)
+        late = dial(front.http)
+        late.sendall(post(body()))
+        answer = read_until(late, b"}}")
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b'"code":"bodies_full"' in answer
+        assert b"retry-after: " in answer
+        assert worker.memory_info().rss < 1 << 30
+        for raw in clients:
+            raw.close()
+        finish_at_once(front)
+        eventually(lambda: httpx.post(front.http + "/v1/completions", content=body()).status_code == 200)
+
+
 def test_expect_100_continue(front: FrontEnd) -> None:
     finish_at_once(front)
     raw = dial(front.http)

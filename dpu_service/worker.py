@@ -178,7 +178,7 @@ class Worker:
 
 def _spare_collector() -> None:
     """What lives now lives long, and of what comes, reference counts free nearly all: the collector of cycles need not
-    look at the former, and at the latter rarely. It took 4 % of a busy worker's time, in pauses for every stream."""
+    look at the former, and at the latter rarely: every stream would have to wait for it."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

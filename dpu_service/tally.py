@@ -8,8 +8,8 @@ from prometheus_client import Histogram
 
 
 class Tally:
-    """Counts in plain memory, and adds to the real histogram in `flush`: `Histogram.observe` writes to shared files each
-    time, which takes longer than to make a token's text.
+    """Counts in plain memory, and adds to the real histogram in `flush`: `Histogram.observe` writes to shared files
+    each time, which takes longer than to make a token's text.
 
     prometheus-client has no way to add several observations at once, so this knows how its histograms keep theirs.
     """

@@ -48,8 +48,9 @@ class Hostile:
         record = submission(0, 5, 3)
         for _ in range(self._random.randint(1, 2)):
             name = self._random.choice([n for n in arena.SUBMIT_RECORD_OFFSETS if n not in ("commit", "reserved")])
-            values = _ANY_FLOAT if arena.SubmitRecord[name].kind == "f" else _ANY_WORD
-            record[name] = self._random.choice(values)
+            kind = arena.SubmitRecord[name].kind
+            value = self._random.choice(_ANY_FLOAT if kind == "f" else _ANY_WORD)
+            record[name] = np.uint32(value).view(np.int32) if kind == "i" else value
         self._append(record)
 
     def _valid(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from dpu_service.api.errors import ApiError, bad_value, unsupported
+from dpu_service.api.errors import ApiError, bad_value, shortened, unsupported
 from dpu_service.api.messages import check_can_be_continued, final_text, template_messages
 from dpu_service.api.nesting import check_limits
 from dpu_service.api.prompts import too_long
@@ -17,6 +17,8 @@ from dpu_service.text.template import ChatTemplateError
 
 MOST_VARIABLE_CHARACTERS = 16 << 10
 """Of `chat_template_kwargs`."""
+MOST_REASON = 300
+"""Characters of what a template says when it refuses."""
 READING_COST = 1 / 32
 """Of checking a byte of a body, in characters tokenised."""
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
@@ -87,7 +89,8 @@ async def chat_prompt(
     try:
         ids = await encoder.encode_chat(conversation, bounded=bounded)
     except ChatTemplateError as error:
-        raise ApiError(400, str(error), param="messages", code="chat_template_error") from error
+        text = shortened(str(error), MOST_REASON)  # a template may quote the request
+        raise ApiError(400, text, param="messages", code="chat_template_error") from error
     except TextTooLongError as error:
         raise too_long(error.at_least, window, "messages") from error
     if not ids:

@@ -87,9 +87,14 @@ def unsupported(param: str, message: str = "") -> ApiError:
     return ApiError(400, text, param=param, code="unsupported_parameter")
 
 
+def shortened(text: str, most: int) -> str:
+    """A text for an error, which must not grow with the request."""
+    return text if len(text) <= most else text[:most] + "…"
+
+
 def model_not_found(name: str) -> ApiError:
     """404 for a model that is not served here."""
-    shown = name if len(name) <= 100 else name[:100] + "…"
+    shown = shortened(name, 100)
     return ApiError(404, f"there is no model '{shown}' here", param="model", code="model_not_found")
 
 

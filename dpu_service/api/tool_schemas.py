@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpu_service.api.errors import bad_value, unsupported
+from dpu_service.api.errors import bad_value, shortened, unsupported
 from dpu_service.api.nesting import check_limits
 from dpu_service.text.tools.call_object import NAME
 
 MOST_TOOLS = 128
+MOST_NAMED = 32
+"""Characters of a property's name in an error."""
 _TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 _SCHEMAS = ("items", "not", "additionalProperties", "contains", "propertyNames", "if", "then", "else")
 _LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -93,5 +95,5 @@ def _inner_schemas(at: str, schema: dict[str, Any]) -> list[tuple[str, Any]]:
         given = schema.get(key, {})
         if not isinstance(given, dict):
             raise bad_value(f"{at}.{key}", f"'{at}.{key}' must be an object of JSON schemas")
-        found += [(f"{key}.{name}", inner) for name, inner in given.items()]
+        found += [(f"{key}.{shortened(name, MOST_NAMED)}", inner) for name, inner in given.items()]
     return found

@@ -38,7 +38,7 @@ def one(data: bytes) -> None:
     try:
         prepared = _prepare(data)
     except ApiError as error:
-        _fit_for_client(error)
+        fit_for_client(error)
     else:
         _fit_for_device(prepared)
         judge_request("ChatRequest" if data[:1] == CHAT else "CompletionRequest", json.loads(data[1:]))
@@ -58,7 +58,8 @@ def _prepare(data: bytes) -> Prepared:
     return _loop().run_until_complete(prepare(_serving(), data[1:]))
 
 
-def _fit_for_client(error: ApiError) -> None:
+def fit_for_client(error: ApiError) -> None:
+    """The error has OpenAI's shape and a length that does not depend on the request."""
     said = json.loads(error.body(), parse_constant=_no_constant)["error"]
     assert 400 <= error.status < 500, said
     assert 0 < len(said["message"]) < 1000, "an answer that grows with the request"
@@ -104,10 +105,11 @@ def _loop() -> asyncio.AbstractEventLoop:
 def _serving() -> Serving:
     info = ModelInfo(name=MODEL, architecture="none", parameters=1, loaded_unix_seconds=1, dtype="none")
     encoder = TextEncoder(TextBundle(tiny_text.files()), WINDOW)
-    return Serving(info, _geometry(), encoder, cast(Pump, SimpleNamespace(queue_depth=QUEUE_DEPTH)))
+    return Serving(info, geometry(), encoder, cast(Pump, SimpleNamespace(queue_depth=QUEUE_DEPTH)))
 
 
-def _geometry() -> Geometry:
+def geometry() -> Geometry:
+    """Of a small device."""
     return Geometry(
         layout_hash=arena.LAYOUT_HASH,
         version=arena.VERSION,

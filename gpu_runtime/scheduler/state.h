@@ -41,7 +41,7 @@ struct alignas(16) Sequence {
   uint16_t stop_count;
   uint32_t stop_tokens[arena::MAX_STOP_TOKENS];
 };
-static_assert(sizeof(Sequence) == 128, "each is copied to shared memory and back in every step");
+static_assert(sizeof(Sequence) == 128, "two sectors of 64 bytes: a step reads each live one");
 
 struct alignas(16) Channel {
   uint64_t lease;       // last accepted

@@ -42,15 +42,10 @@ BLINK_FN uint32_t row_flags(const Sequence& sequence, uint32_t position) {
 // The row of the token at a position of the sequence, from the logits of the step's token at `token_index`.
 BLINK_FN void write_row(State& state, uint32_t slot, uint32_t row, uint32_t token_index, uint32_t position) {
   const Sequence& sequence = state.sequences[slot];
-  state.rows[row] = layout::SampleRow{token_index,
-                                      slot,
-                                      position,
-                                      sequence.top_k,
-                                      sequence.temperature,
-                                      sequence.top_p,
-                                      sequence.seed,
-                                      row_flags(sequence, position),
-                                      sequence.logprobs};
+  state.rows[row] =
+      layout::SampleRow{token_index,          slot,           position,      sequence.top_k,
+                        sequence.temperature, sequence.top_p, sequence.seed, row_flags(sequence, position),
+                        sequence.logprobs};
   if (sequence.logprobs != 0) state.header.logprobs = 1;  // the same word from any thread
 }
 

@@ -183,9 +183,8 @@ BLINK_FN void publish(const Exec& exec, State& state) {
             [&](uint32_t r, uint32_t rank) { publish_row(state, r, sequence_at(r), rank); });
   if (state.header.logprobs != 0) publish_logprobs(exec, state);
   exec.each(state.config.channels, [&](uint32_t c) { state.channels[c].log_next += state.counts[c]; });
-  const uint64_t told = exec.scan(
-      state.header.rows, [&](uint32_t r) { return tally(state, r); },
-      [](uint32_t, uint64_t) {});
+  const uint64_t told =
+      exec.scan(state.header.rows, [&](uint32_t r) { return tally(state, r); }, [](uint32_t, uint64_t) {});
   exec.leader([&] { count_finishes(state, told); });
   const bool ended = (told & kEndedMask) != 0;
   if (ended) free_finished(exec, state);

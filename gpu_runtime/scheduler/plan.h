@@ -43,8 +43,8 @@ BLINK_FN void share_room(const Exec& exec, State& state) {
     const Sequence& sequence = state.sequences[state.order[i]];
     return sequence.status == Status::kRunning && sequence.room != 0 && scores(sequence);
   };
-  const uint64_t sharing = exec.scan(
-      state.live, [&](uint32_t i) -> uint64_t { return takes_part(i); }, [](uint32_t, uint64_t) {});
+  const uint64_t sharing =
+      exec.scan(state.live, [&](uint32_t i) -> uint64_t { return takes_part(i); }, [](uint32_t, uint64_t) {});
   const uint32_t spare_rows = state.config.max_running - state.running;
   exec.each(state.live, [&](uint32_t i) {
     if (!takes_part(i)) return;

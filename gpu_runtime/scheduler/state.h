@@ -141,8 +141,7 @@ BLINK_FN bool has_flag(uint32_t flags, arena::SubmitFlag flag) { return (flags &
 
 // Each token that it computes next brings the log-probabilities of the prompt's token behind it.
 BLINK_FN bool scores(const Sequence& sequence) {
-  return has_flag(sequence.flags, arena::SubmitFlag::PROMPT_LOGPROBS) &&
-         sequence.computed + 1 < sequence.prompt_tokens;
+  return has_flag(sequence.flags, arena::SubmitFlag::PROMPT_LOGPROBS) && sequence.computed + 1 < sequence.prompt_tokens;
 }
 
 // Tokens that it has yet to compute, of those that are known. The last token of a prompt that is only scored is none.

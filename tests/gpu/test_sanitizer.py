@@ -2,8 +2,8 @@
 
 Racecheck of a process that runs a model ends, whatever kernels it is told to look at, in "Internal Sanitizer Error: The
 Sanitizer failed to handle a hardware exception" (compute-sanitizer of CUDA 13.0, H200, driver 580.159; bfloat16, with
-and without programmatic launches and the few-token kernels). So it sees the scheduler's step alone, in a process without
-torch; races of the sampler and the relay are looked for on emulated threads (`tests/emulation`).
+and without programmatic launches and the few-token kernels). So it sees the scheduler's step alone, in a process
+without torch; races of the sampler and the relay are looked for on emulated threads (`tests/emulation`).
 """
 
 from __future__ import annotations

@@ -55,6 +55,7 @@ WORKER_READY = Gauge("blink_workers_ready", "Workers that take requests", multip
 LEASES = Counter("blink_channel_leases", "Leases taken on channels of the arena")
 DEVICE_FAULTS = Counter("blink_device_faults", "Impossible records in token logs")
 TENANT_REFUSALS = Counter("blink_tenant_refusals", "Requests over a tenant's limit", ["tenant", "limit"])
+TENANT_TOKENS = Counter("blink_tenant_tokens", "Tokens of a tenant's started requests", ["tenant", "kind"])
 TLS_RELOADS = Counter("blink_tls_reloads", "Times that certificate files changed", ["outcome"])
 UNKNOWN_RECORDS = Counter("blink_unknown_records", "Token records of sequences that the worker does not know")
 

@@ -77,6 +77,7 @@ async def _answer(service: Service, exchange: Exchange, prepare: Prepare) -> str
             generation.close()
             exchange.notes["completion_tokens"] = generation.completion_tokens
             used = plan.prompt_tokens + generation.completion_tokens
+            _count_for_tenant(exchange, plan.prompt_tokens, generation.completion_tokens)
     except ClientGoneError:
         return "client_gone"
     except SequencesError as error:
@@ -84,6 +85,14 @@ async def _answer(service: Service, exchange: Exchange, prepare: Prepare) -> str
     finally:
         deadline.stop()
         ticket.close(used)
+
+
+def _count_for_tenant(exchange: Exchange, prompt_tokens: int, completion_tokens: int) -> None:
+    """The label is a name of the operator's own file of keys, so there are no more series than tenants."""
+    name = exchange.account.tenant.name if exchange.account is not None else ""
+    if name:
+        metrics.TENANT_TOKENS.labels(name, "prompt").inc(prompt_tokens)
+        metrics.TENANT_TOKENS.labels(name, "completion").inc(completion_tokens)
 
 
 async def _prepared(service: Service, exchange: Exchange, prepare: Prepare) -> tuple[Serving, Prepared]:

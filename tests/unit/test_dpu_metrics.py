@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import signal
@@ -12,10 +13,12 @@ from typing import Any
 import httpx
 import prometheus_client
 import pytest
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from blink_proto.arena import Finish
+from dpu_service import metrics
 from dpu_service.tally import Tally
 from tests import tiny_text
 from tests.front_end import MODEL, FrontEnd, eventually, front_end
@@ -55,8 +58,11 @@ PROMISED = {
     "blink_sequences_queued": ("gauge", ()),
     "blink_sequences_unsent": ("gauge", ()),
     "blink_sequences_waiting": ("gauge", ()),
+    "blink_tenant_refusals_total": ("counter", ("limit", "tenant")),
+    "blink_tenant_tokens_total": ("counter", ("kind", "tenant")),
     "blink_time_per_output_token_seconds": ("histogram", ()),
     "blink_time_to_first_token_seconds": ("histogram", ()),
+    "blink_tls_reloads_total": ("counter", ("outcome",)),
     "blink_unknown_records_total": ("counter", ()),
     "blink_workers_ready": ("gauge", ()),
 }
@@ -109,7 +115,49 @@ def test_names_types_labels_and_units_are_frozen(front: FrontEnd) -> None:
         assert family.documentation
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         found[name] = (family.type, tuple(sorted(labels)))
-    assert found == PROMISED
+    assert PROMISED.items() >= found.items()
+    assert PROMISED.keys() - found.keys() == {
+        *("blink_tenant_refusals_total", "blink_tenant_tokens_total", "blink_tls_reloads_total")
+    }
+
+
+def test_what_is_declared_is_promised() -> None:
+    declared = {}
+    for metric in vars(metrics).values():
+        if isinstance(metric, MetricWrapperBase):
+            (family,) = metric.describe()
+            declared[family.name + "_total" * (family.type == "counter")] = (
+                family.type,
+                tuple(sorted(metric._labelnames)),
+            )
+    assert PROMISED.items() >= declared.items()
+    assert {name for name in PROMISED.keys() - declared.keys() if "_device_" not in name} == {"blink_sequences_queued"}
+
+
+def test_tenants_by_name(tmp_path: Path) -> None:
+    keys = {name: f"blink-test-key-of-{name}" for name in ("alpha", "beta")}
+    limits = {"alpha": "", "beta": "concurrent_sequences = 1"}
+    file = tmp_path / "keys.toml"
+    file.write_text(
+        "".join(
+            f'[tenants.{name}]\nkeys = ["sha256:{hashlib.sha256(key.encode()).hexdigest()}"]\n{limits[name]}\n'
+            for name, key in keys.items()
+        )
+    )
+    with front_end("--workers", "1", "--api-keys", str(file), "--open-metrics") as front:
+        says(front, "hello")
+        headers = {name: {"authorization": f"Bearer {key}"} for name, key in keys.items()}
+        body = {"model": MODEL, "prompt": "hi", "n": 2}
+        answers = [httpx.post(front.http + "/v1/completions", json=body, headers=headers[name]) for name in keys]
+        assert [answer.status_code for answer in answers] == [200, 400]
+        used = answers[0].json()["usage"]
+        eventually(lambda: value(front, "blink_tenant_tokens_total", tenant="alpha", kind="prompt") > 0)
+        for kind in ("prompt", "completion"):
+            assert value(front, "blink_tenant_tokens_total", tenant="alpha", kind=kind) == used[f"{kind}_tokens"]
+        page = httpx.get(front.http + "/metrics").text
+        for key in keys.values():
+            assert key not in page + front.log.read_text()
+            assert hashlib.sha256(key.encode()).hexdigest()[:12] not in page + front.log.read_text()
 
 
 def test_names_are_legal_and_in_base_units() -> None:

@@ -11,7 +11,6 @@ from dpu_service.http.choose import Choose
 from dpu_service.http.host import App, Host
 
 BACKLOG = 2048
-TLS_HANDSHAKE_SECONDS = 20.0
 
 
 class Listener:
@@ -55,7 +54,7 @@ class Listener:
         self._host.close()
 
     async def _accept(self) -> None:
-        handshake = TLS_HANDSHAKE_SECONDS if self.tls else None
+        handshake = self._host.config.header_timeout if self.tls else None
         self._server = await asyncio.get_running_loop().create_server(
             lambda: Choose(self._host),
             sock=self._sock.dup(),  # so that a server can be replaced without closing what the kernel queues

@@ -13,6 +13,8 @@ from dpu_service.http.host import Host
 MAX_HEAD_BYTES = 64 << 10
 """Of one request: target and headers."""
 MAX_HEADERS = 200
+WRITE_BUFFER_BYTES = 64 << 10
+"""Of an answer that the kernel does not take, before whoever writes it waits."""
 LINGER_SECONDS = 2.0
 """How long the rest of a body is still read after its answer: to stop at once would lose the answer."""
 
@@ -55,6 +57,7 @@ class Connection(asyncio.Protocol, ABC):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
         self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)  # TLS's own is 512 KiB
         self.host.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -6,17 +6,20 @@ import os
 import shutil
 import socket
 import ssl
+import time
 from pathlib import Path
 
 import httpx
 import pytest
 from cryptography import x509
+from h2.connection import H2Connection
+from h2.settings import SettingCodes
 
 from blink_proto.arena import Finish
 from tests import tiny_text
 from tests.certificates import Authority, Pair
 from tests.front_end import FrontEnd, eventually, front_end
-from tests.raw_http import body, post, read_until
+from tests.raw_http import body, dial, post, read_all, read_until
 from tests.replay import Script
 
 
@@ -137,6 +140,44 @@ def ask_with(front: FrontEnd, shown: Pair, trusted: Pair) -> int:
     trust.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     trust.load_cert_chain(shown.certificate, shown.key)
     return httpx.get(front.https + "/health", verify=trust).status_code
+
+
+def test_a_handshake_that_drips_has_its_time(tmp_path: Path) -> None:
+    with front_end("--workers", "1", "--header-timeout", "1") as front:
+        for sent in (b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"):
+            raw = dial(front.https)
+            raw.sendall(sent)
+            began = time.monotonic()
+            read_all(raw)
+            assert 0.5 < time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("http2", [False, True])
+def test_a_client_that_never_reads_is_cut_off(tmp_path: Path, http2: bool) -> None:
+    with front_end("--workers", "1", "--write-timeout", "1") as front:
+        front.device.script = lambda s: Script(tiny_text.byte_ids(b"x" * 240), Finish.NONE, every=0.02)
+        trust = ssl.create_default_context(cafile=front.certificate)
+        trust.set_alpn_protocols(["h2"] if http2 else ["http/1.1"])
+        wrapped = trust.wrap_socket(dial(front.https, receive_buffer=2048), server_hostname="127.0.0.1")
+        asked = body(stream=True, n=4, logprobs=20, max_tokens=240)
+        wrapped.sendall(opened(asked) if http2 else post(asked))
+        eventually(lambda: front.device.playing == 4)
+        eventually(lambda: front.device.playing == 0, timeout=15)
+        assert front.device.finished[Finish.CANCELLED] == 4
+        assert front.device.finished[Finish.LENGTH] == 0
+        wrapped.close()
+
+
+def opened(asked: bytes) -> bytes:
+    """A whole request as an HTTP/2 client sends it, with all the window that there is."""
+    client = H2Connection()
+    client.initiate_connection()
+    client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1 << 24})
+    client.increment_flow_control_window(1 << 24)
+    pseudo = [(":method", "POST"), (":path", "/v1/completions"), (":scheme", "https"), (":authority", "x")]
+    client.send_headers(1, pseudo)
+    client.send_data(1, asked, end_stream=True)
+    return client.data_to_send()
 
 
 def test_garbage_in_place_of_a_handshake_harms_nobody(tmp_path: Path) -> None:

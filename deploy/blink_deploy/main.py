@@ -78,7 +78,7 @@ def _run(gpu: list[str], dpu: list[str], control: str, urls: tuple[str, str], gr
         if wait_ready(programs, signals, START_SECONDS):
             with ControlClient(control) as client:
                 served = client.list_models()[0].name
-            print(usage_text(served, *urls, control), flush=True)
+            print(usage_text(served, *urls, control, guarded="--api-keys" in dpu), flush=True)
         ended = wait_first_end(programs, signals)
     except StartError as error:
         console.print(f"[red]{error}")

@@ -8,11 +8,11 @@ Blink serves {model} (Ctrl-C ends it)
 
   {urls}
 
-  curl {flag}{url}/v1/chat/completions -H 'content-type: application/json' -d '{{
+  curl {flag}{url}/v1/chat/completions -H 'content-type: application/json' {auth}-d '{{
     "model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
 
   from openai import OpenAI
-  client = OpenAI(base_url="{plain}/v1", api_key="unused")
+  client = OpenAI(base_url="{plain}/v1", api_key="{key}")
   answer = client.chat.completions.create(
       model="{model}", messages=[{{"role": "user", "content": "What is the capital of France?"}}])
   print(answer.choices[0].message.content)
@@ -21,8 +21,8 @@ Blink serves {model} (Ctrl-C ends it)
 """
 
 
-def usage_text(model: str, https: str, http: str, control: str) -> str:
-    """The text; `https` and `http` are base URLs, empty when that port is off."""
+def usage_text(model: str, https: str, http: str, control: str, *, guarded: bool = False) -> str:
+    """The text; `https` and `http` are base URLs, empty when that port is off; `guarded`: callers need a key."""
     return _TEXT.format(
         model=model,
         urls="   ".join(url for url in (https, http) if url),
@@ -30,4 +30,6 @@ def usage_text(model: str, https: str, http: str, control: str) -> str:
         url=https or http,
         plain=http or https,
         control=control,
+        auth='-H "authorization: Bearer $KEY" ' if guarded else "",
+        key="…" if guarded else "unused",
     )

@@ -14,6 +14,7 @@ MOST_FORESEEN = 1024
 """Tokens of an answer that are charged at its beginning at most: `max_tokens` is often the whole window."""
 BUSY_SECONDS = 1.0
 _RATES = (("requests", Word.REQUESTS), ("tokens", Word.TOKENS))
+_LEFT = {Word.REQUESTS: Word.REQUESTS_LEFT, Word.TOKENS: Word.TOKENS_LEFT}
 
 
 class OverLimitError(Exception):
@@ -58,6 +59,7 @@ class Ticket:
         account.add(Word.WAITING, sequences)
         account.add(Word.REQUESTS, 1)
         account.add(Word.TOKENS, foreseen)
+        account.tick()
 
     def started(self) -> None:
         """One of its sequences has its first token, or has ended without."""
@@ -73,6 +75,7 @@ class Ticket:
         account.add(Word.TOKENS, (tokens or 0) - self._foreseen)
         if tokens is None:
             account.add(Word.REQUESTS, -1)
+        account.tick()
         self._sequences = self._waiting = 0
 
 
@@ -101,10 +104,11 @@ class Account:
             elif word in self._buckets:
                 self._buckets[word].resize(size)
             else:
-                self._buckets[word] = Bucket(size, self._total(word), time.monotonic())
+                left = self._page.least(tenant.slot, _LEFT[word], otherwise=size)
+                self._buckets[word] = Bucket(size, left, self._total(word), time.monotonic())
 
     def tick(self) -> None:
-        """Once a second."""
+        """Once a second, and when something was charged: for workers that start later."""
         for word in self._buckets:
             self._left(word)
 
@@ -165,7 +169,9 @@ class Account:
             raise OverLimitError(what, f"the limit is {bucket.size} {what} a minute", seconds)
 
     def _left(self, word: Word) -> float:
-        return self._buckets[word].look(self._total(word), time.monotonic())
+        left = self._buckets[word].look(self._total(word), time.monotonic())
+        self._page.leave_word(self._worker, self.tenant.slot, _LEFT[word], math.floor(left))
+        return left
 
     def _total(self, word: Word) -> int:
         return self._page.total(self.tenant.slot, word)

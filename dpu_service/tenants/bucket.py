@@ -13,13 +13,14 @@ class Bucket:
 
     Args:
         per_minute: its size.
+        left: what is in it at the beginning.
         charged: the sum at the beginning.
         now: seconds of the monotonic clock.
     """
 
-    def __init__(self, per_minute: int, charged: int, now: float) -> None:
+    def __init__(self, per_minute: int, left: int, charged: int, now: float) -> None:
         self.size = per_minute
-        self._level = float(per_minute)
+        self._level = float(min(left, per_minute))
         self._charged = charged
         self._now = now
 

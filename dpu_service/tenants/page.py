@@ -27,6 +27,9 @@ class Word(IntEnum):
     """Requests ever taken, less those given back."""
     TOKENS = 3
     """Tokens ever charged, less those given back."""
+    REQUESTS_LEFT = 4
+    """The worker's view of what is left, for one that starts later: twice the number, plus 1; 0 before there is one."""
+    TOKENS_LEFT = 5
 
 
 _ROW = SLOTS * len(Word)
@@ -47,6 +50,15 @@ class CounterPage:
     def add(self, worker: int, slot: int, word: Word, count: int) -> None:
         """Only by the row's own worker."""
         self._words[worker * _ROW + slot * len(Word) + word] += count
+
+    def leave_word(self, worker: int, slot: int, word: Word, left: int) -> None:
+        """Only by the row's own worker."""
+        self._words[worker * _ROW + slot * len(Word) + word] = 2 * left + 1
+
+    def least(self, slot: int, word: Word, otherwise: int) -> int:
+        """The smallest number that any worker has left, also one before this in its row."""
+        found = [value >> 1 for value in self._words[slot * len(Word) + word :: _ROW] if value]
+        return min(found, default=otherwise)
 
     def total(self, slot: int, word: Word) -> int:
         """Over all workers."""

@@ -49,7 +49,7 @@ def auth(name: str) -> dict[str, str]:
 
 def test_bucket_against_a_plain_account() -> None:
     """One minute's worth at once, then evenly; several readers of one sum agree."""
-    first, second = Bucket(600, 0, 0.0), Bucket(600, 0, 0.0)
+    first, second = Bucket(600, 600, 0, 0.0), Bucket(600, 600, 0, 0.0)
     charged, left = 0, 600.0
     for step in range(1, 400):
         now = step * 0.5
@@ -105,6 +105,23 @@ def test_tokens_are_foreseen_and_settled() -> None:
     with pytest.raises(OverLimitError) as over:
         two.check()
     assert over.value.what == "requests"
+
+
+def test_a_worker_that_starts_later_knows_what_is_left() -> None:
+    page = CounterPage(create(2), 2)
+    tenant = Tenant(name="t", slot=0, digests=[], limits=Limits(tokens_per_minute=6000))
+    Account(tenant, page, 0).enter(1, 5000, 500)
+    first = Account(tenant, page, 0)
+    first.tick()
+    for worker in (0, 1):
+        (rate,) = Account(tenant, page, worker).rates()
+        assert rate.left <= 1600, "6,000 a minute are 100 a second"
+    debt = first.enter(1, 1, 1)
+    debt.close(9000)
+    first.tick()
+    with pytest.raises(OverLimitError) as over:
+        Account(tenant, page, 1).check()
+    assert over.value.seconds == pytest.approx(85, abs=3)
 
 
 def test_a_dead_worker_is_forgotten() -> None:

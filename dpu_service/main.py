@@ -19,6 +19,7 @@ from dpu_service.tenants.command import app as tenant_commands
 from dpu_service.tenants.file import KeysFile
 from dpu_service.text.tools.formats import AUTO, CHOICES
 from dpu_service.tls import MIN_VERSIONS, default_data_folder, self_signed, server_context
+from dpu_service.transport.choose import TRANSPORTS
 from dpu_service.wire import Drain
 
 log = logging.getLogger(__name__)
@@ -111,6 +112,12 @@ def announce(listening: list[Listening], ready_fd: int) -> None:
 def run(
     context: typer.Context,
     runtime: Annotated[str, typer.Option(help="Control plane of the GPU runtime.")] = "127.0.0.1:50051",
+    transport: Annotated[str, typer.Option(help=f"How to reach the arena: {', '.join(TRANSPORTS)}.")] = "shm",
+    rdma_device: Annotated[str, typer.Option(help="RDMA device; default: the one with --rdma-address.")] = "",
+    rdma_address: Annotated[
+        str,
+        typer.Option(help="Its IP address; so you declare that network private: payload crosses it as plaintext."),
+    ] = "",
     https: Annotated[str, typer.Option(help="Address for HTTPS, or 'off'.")] = "127.0.0.1:8443",
     http: Annotated[str, typer.Option(help="Address for plain HTTP, or 'off'.")] = "127.0.0.1:8000",
     workers: Annotated[int, typer.Option(min=0, max=64, help="Worker processes; 0: by the number of cores.")] = 0,
@@ -153,6 +160,10 @@ def run(
         return
     if log_level not in ("debug", "info", "warning", "error"):
         raise typer.BadParameter("--log-level must be debug, info, warning or error")
+    if transport not in TRANSPORTS:
+        raise typer.BadParameter(f"--transport must be one of: {', '.join(TRANSPORTS)}")
+    if transport != "shm" and not rdma_address:
+        raise typer.BadParameter("RDMA needs --rdma-address: naming it declares that interface's network private")
     if tool_parser not in CHOICES:
         raise typer.BadParameter(f"--tool-parser must be one of: {', '.join(CHOICES)}")
     os.environ["BLINK_LOG_LEVEL"] = log_level
@@ -179,6 +190,9 @@ def run(
         max_body_bytes=max_body_bytes,
         access_log=access_log,
         tool_parser=tool_parser,
+        transport=transport,
+        rdma_device=rdma_device,
+        rdma_address=rdma_address,
         tls_cert=cert,
         tls_key=key,
         guarded=bool(api_keys),

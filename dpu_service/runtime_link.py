@@ -18,6 +18,7 @@ from dpu_service.channel.errors import ChannelError
 from dpu_service.channel.geometry import Geometry
 from dpu_service.config import ModelInfo
 from dpu_service.text.bundle import BUNDLE_FILES
+from dpu_service.transport.base import TransportError
 from dpu_service.wire import Session
 
 log = logging.getLogger(__name__)
@@ -30,64 +31,123 @@ _OPTIONS = [
     ("grpc.enable_http_proxy", 0),
 ]
 
-OnSessions = Callable[[list[Session]], Awaitable[None]]
+MakeOffer = Callable[[int], Awaitable[bytes]]
+OnSession = Callable[[int, Session], None]
 
 
 class RuntimeLink:
-    """Keeps a session with one runtime.
+    """Keeps a session with one runtime for each worker.
 
     Args:
         address: of its control plane.
-        front_end: a stable name; the same one gets its channels back.
+        front_end: a stable name; workers are numbered behind it, and the same name gets its channel back.
         workers: channels wanted.
-        on_sessions: gets one session for each worker whenever there is a new epoch.
+        transport: by which they will reach the arena.
+        make_offer: a worker's end of a new connection; may raise TransportError.
+        on_session: gets the session of a worker, whenever there is a new life of the chain or `renew` asked for it.
     """
 
-    def __init__(self, address: str, front_end: str, workers: int, on_sessions: OnSessions) -> None:
+    def __init__(
+        self,
+        address: str,
+        front_end: str,
+        workers: int,
+        transport: str,
+        make_offer: MakeOffer,
+        on_session: OnSession,
+    ) -> None:
         self._address = address
         self._front_end = front_end
         self._workers = workers
-        self._on_sessions = on_sessions
-        self._epoch: tuple[int, int] | None = None
+        self._transport = transport
+        self._make_offer = make_offer
+        self._on_session = on_session
+        self._stub: ControlStub | None = None
+        self._life: tuple[int, int] | None = None
+        """Epoch and number of the life that has sessions."""
+        self._nonce: int | None = None
+        self._files: dict[str, bytes] = {}
+        self._opening = asyncio.Lock()
+        self._renewals: dict[int, asyncio.Task[None]] = {}
         self._said = ""
 
     async def follow(self) -> None:
         """Runs for ever."""
         async with grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
-            stub = ControlStub(channel)
+            self._stub = ControlStub(channel)
             while True:
                 try:
-                    async for state in stub.WatchState(control_pb2.WatchStateRequest()):
-                        await self._note(stub, state)
-                except grpc.aio.AioRpcError as error:
-                    self._say(f"no answer from the GPU runtime at {self._address}: {error.code().name}")
-                except ChannelError as error:
-                    self._say(f"cannot work with the GPU runtime at {self._address}: {error}")
+                    async for state in self._stub.WatchState(control_pb2.WatchStateRequest()):
+                        await self._note(self._stub, state)
+                except (grpc.aio.AioRpcError, ChannelError, TransportError) as error:
+                    self._say_error(error)
                 await asyncio.sleep(RETRY_SECONDS)
+
+    def renew(self, worker: int) -> None:
+        """Opens a new session for a worker that has none or whose connection broke; soon, and again until it works."""
+        if worker not in self._renewals:
+            self._renewals[worker] = asyncio.create_task(self._renew(worker))
+
+    async def _renew(self, worker: int) -> None:
+        try:
+            while not await self._tried(worker):
+                await asyncio.sleep(RETRY_SECONDS)
+        finally:
+            del self._renewals[worker]
+
+    async def _tried(self, worker: int) -> bool:
+        async with self._opening:
+            if self._life is None or self._stub is None:
+                return True  # the next life brings a session
+            try:
+                return await self._open_for(self._stub, worker)
+            except (grpc.aio.AioRpcError, ChannelError, TransportError) as error:
+                self._say_error(error)
+        return False
 
     async def _note(self, stub: ControlStub, state: control_pb2.State) -> None:
         if state.phase not in (control_pb2.PHASE_SERVING, control_pb2.PHASE_DRAINING):
+            self._life = None
             phase = control_pb2.Phase.Name(state.phase).removeprefix("PHASE_").lower()
             self._say(f"the GPU runtime at {self._address} serves no model yet (it is {phase})")
             return
-        if self._epoch is not None and self._epoch[0] == state.epoch and not self._said:
-            return
-        opened = await self._open(stub)
-        if (opened.epoch, opened.nonce) == self._epoch:
+        life = (state.epoch, state.life)
+        if life == self._life and (state.life or not self._said):
             self._said = ""
             return
-        sessions = _sessions(opened, await _fetch_tokenizer(stub, opened.model.name), self._workers)
-        self._epoch = (opened.epoch, opened.nonce)
+        async with self._opening:
+            for worker in range(self._workers):
+                if not await self._open_for(stub, worker, unless_known=worker == 0):
+                    break
+            self._life = life
         self._said = ""
-        log.info("session opened", extra={"fields": {"model": opened.model.name, "epoch": opened.epoch}})
-        await self._on_sessions(sessions)
 
-    async def _open(self, stub: ControlStub) -> control_pb2.OpenSessionResponse:
+    async def _open_for(self, stub: ControlStub, worker: int, *, unless_known: bool = False) -> bool:
+        """Opens a worker's session; False when its life is known already and that was not wanted."""
         request = control_pb2.OpenSessionRequest(
-            front_end=self._front_end, channels=self._workers, transport="shm", layout_hash=arena.LAYOUT_HASH
+            front_end=f"{self._front_end}/{worker}",
+            channels=1,
+            transport=self._transport,
+            layout_hash=arena.LAYOUT_HASH,
+            offer=await self._make_offer(worker),
         )
         opened: control_pb2.OpenSessionResponse = await stub.OpenSession(request, timeout=CALL_SECONDS)
-        return opened
+        if opened.nonce != self._nonce:
+            self._files = await _fetch_tokenizer(stub, opened.model.name)
+        elif unless_known:
+            return False
+        session = _session(opened, self._transport, self._files)
+        self._nonce = opened.nonce
+        fields = {"model": opened.model.name, "epoch": opened.epoch, "worker": worker}
+        log.info("session opened", extra={"fields": fields})
+        self._on_session(worker, session)
+        return True
+
+    def _say_error(self, error: Exception) -> None:
+        if isinstance(error, grpc.aio.AioRpcError):
+            self._say(f"no answer from the GPU runtime at {self._address}: {error.code().name}")
+        else:
+            self._say(f"cannot work with the GPU runtime at {self._address}: {error}")
 
     def _say(self, message: str) -> None:
         if message != self._said:
@@ -107,16 +167,13 @@ async def _fetch_tokenizer(stub: ControlStub, model: str) -> dict[str, bytes]:
     return {name: b"".join(pieces) for name, pieces in parts.items()}
 
 
-def _sessions(opened: control_pb2.OpenSessionResponse, files: dict[str, bytes], workers: int) -> list[Session]:
-    """One for each worker.
-
-    Raises:
-        ChannelError: what the runtime handed out cannot be used.
+def _session(opened: control_pb2.OpenSessionResponse, transport: str, files: dict[str, bytes]) -> Session:
+    """Raises:
+    ChannelError: what the runtime handed out cannot be used.
     """
     geometry = _geometry(opened)
     geometry.check()
-    channels = list(opened.channels)
-    if len(channels) != workers or len(set(channels)) != workers or max(channels) >= geometry.channels:
+    if len(opened.channels) != 1 or opened.channels[0] >= geometry.channels:
         raise ChannelError("the runtime handed out other channels than asked for")
     model = ModelInfo(
         name=opened.model.name,
@@ -125,7 +182,7 @@ def _sessions(opened: control_pb2.OpenSessionResponse, files: dict[str, bytes], 
         loaded_unix_seconds=opened.model.loaded_unix_seconds,
         dtype=opened.model.dtype,
     )
-    return [Session(geometry, channel, "shm", opened.transport_blob, model, files) for channel in channels]
+    return Session(geometry, opened.channels[0], transport, opened.transport_blob, model, files)
 
 
 def _geometry(opened: control_pb2.OpenSessionResponse) -> Geometry:

@@ -21,8 +21,22 @@ from dpu_service.config import WorkerConfig
 from dpu_service.runtime_link import RuntimeLink
 from dpu_service.tenants.file import KeysFile
 from dpu_service.tenants.page import CounterPage, create
+from dpu_service.transport.base import TransportError
+from dpu_service.transport.choose import WITHOUT_OFFER
 from dpu_service.watch import LOOK_SECONDS, FileWatch
-from dpu_service.wire import Drain, ListenerSpec, Session, Start, Tenants, encode, read_from_worker
+from dpu_service.wire import (
+    Broken,
+    Drain,
+    ListenerSpec,
+    MakeOffer,
+    Offer,
+    Session,
+    Start,
+    Status,
+    Tenants,
+    encode,
+    read_from_worker,
+)
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +45,7 @@ LONGEST_BACKOFF = 5.0
 SETTLED_SECONDS = 30.0
 """A worker that lived this long is restarted without delay."""
 UNSENT_BYTES = 128 << 10
+OFFER_SECONDS = 10.0
 OVERTIME_SECONDS = 5.0
 """What a worker may take beyond the grace time before it is killed."""
 
@@ -78,6 +93,7 @@ class WorkerSlot:
         environment: dict[str, str],
         on_change: Callable[[], None],
         on_death: Callable[[int], None],
+        on_broken: Callable[[int], None],
     ) -> None:
         self.index = index
         self.ready = False
@@ -85,6 +101,8 @@ class WorkerSlot:
         self._environment = environment
         self._on_change = on_change
         self._on_death = on_death
+        self._on_broken = on_broken
+        self._offers: asyncio.Queue[Offer] = asyncio.Queue()
         self._session: Session | None = None
         self._tenants: Tenants | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -104,9 +122,30 @@ class WorkerSlot:
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
 
+    async def make_offer(self) -> bytes:
+        """The worker's end of a new connection.
+
+        Raises:
+            TransportError: it cannot make one, or does not answer.
+        """
+        if self._start.config.transport in WITHOUT_OFFER:
+            return b""
+        try:
+            async with asyncio.timeout(OFFER_SECONDS):
+                while self._writer is None:
+                    await asyncio.sleep(OFFER_SECONDS / 100)
+                self._offers = asyncio.Queue()
+                self._writer.write(encode(MakeOffer()))
+                offer = await self._offers.get()
+        except TimeoutError:
+            raise TransportError("a worker did not say how it can be reached") from None
+        if offer.error:
+            raise TransportError(offer.error)
+        return offer.offer
+
     def give_session(self, session: Session) -> None:
-        """For the present worker and those after it."""
-        self._session = session
+        """For the present worker and, where it is not bound to its offer, for those after it."""
+        self._session = session if session.transport in WITHOUT_OFFER else None
         if self._writer is not None:
             self._writer.write(encode(session))
 
@@ -145,6 +184,8 @@ class WorkerSlot:
                 self._writer.write(encode(message))
         if self._draining:
             self._writer.write(encode(Drain(0)))
+        if self._session is None:
+            self._on_broken(self.index)
         try:
             await self._listen(reader)
             return await self._process.wait()
@@ -155,12 +196,20 @@ class WorkerSlot:
             multiprocess.mark_process_dead(self._process.pid, self._environment["PROMETHEUS_MULTIPROC_DIR"])  # type: ignore[no-untyped-call]
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        while status := await read_from_worker(reader):
-            self.ready = status.ready
-            if not status.ready:
-                log.info("worker not ready", extra={"fields": {"worker": self.index, "reason": status.reason}})
-            self._on_change()
+        while message := await read_from_worker(reader):
+            if isinstance(message, Offer):
+                self._offers.put_nowait(message)
+            elif isinstance(message, Broken):
+                self._on_broken(self.index)
+            else:
+                self._note(message)
         self.ready = False
+
+    def _note(self, status: Status) -> None:
+        self.ready = status.ready
+        if not status.ready:
+            log.info("worker not ready", extra={"fields": {"worker": self.index, "reason": status.reason}})
+        self._on_change()
 
 
 class Supervisor:
@@ -196,13 +245,13 @@ class Supervisor:
         counters = create(workers)
         self._counters = CounterPage(counters, workers)
         starts = [Start(config, specs, i, workers, counters) for i in range(workers)]
-        self._slots = [
-            WorkerSlot(i, start, environment, self._changed, self._counters.forget_worker)
-            for i, start in enumerate(starts)
-        ]
         self._keys = keys
         name = front_end or f"{socket.gethostname()}:{listening[0].sock.getsockname()[1]}"
-        self._link = RuntimeLink(runtime, name[:128], workers, self._give_sessions)
+        self._link = RuntimeLink(runtime, name[:120], workers, config.transport, self._make_offer, self._give_session)
+        self._slots = [
+            WorkerSlot(i, start, environment, self._changed, self._counters.forget_worker, self._link.renew)
+            for i, start in enumerate(starts)
+        ]
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -248,9 +297,11 @@ class Supervisor:
                 slot.kill()
         self._stop.set()
 
-    async def _give_sessions(self, sessions: list[Session]) -> None:
-        for slot, session in zip(self._slots, sessions, strict=True):
-            slot.give_session(session)
+    async def _make_offer(self, worker: int) -> bytes:
+        return await self._slots[worker].make_offer()
+
+    def _give_session(self, worker: int, session: Session) -> None:
+        self._slots[worker].give_session(session)
 
     async def _follow_keys(self) -> None:
         """A file that cannot be used changes nothing."""

@@ -37,6 +37,10 @@ class Start(msgspec.Struct, tag="start", frozen=True):
     """Descriptor of the counter page."""
 
 
+class MakeOffer(msgspec.Struct, tag="make_offer", frozen=True):
+    """A session is about to be opened: answer with the offer of a new connector."""
+
+
 class Session(msgspec.Struct, tag="session", frozen=True):
     """A session with the runtime, and the channel that is this worker's."""
 
@@ -72,12 +76,28 @@ class Status(msgspec.Struct, tag="status", frozen=True):
     reason: str
 
 
-ToWorker = Start | Session | Tenants | Drain
+class Offer(msgspec.Struct, tag="offer", frozen=True):
+    """The worker's end of a connection to the arena."""
+
+    offer: bytes
+    error: str = ""
+    """Why there is none."""
+
+    def __repr__(self) -> str:
+        return "Offer(redacted)"
+
+
+class Broken(msgspec.Struct, tag="broken", frozen=True):
+    """The worker lost its connection to the arena and needs a new session."""
+
+
+ToWorker = Start | MakeOffer | Session | Tenants | Drain
+FromWorker = Status | Offer | Broken
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
-_from_worker = msgspec.msgpack.Decoder(Status)
+_from_worker = msgspec.msgpack.Decoder(FromWorker)
 
 
-def encode(message: ToWorker | Status) -> bytes:
+def encode(message: ToWorker | FromWorker) -> bytes:
     """A message as it goes over the socket."""
     payload = msgspec.msgpack.encode(message)
     return _LENGTH.pack(len(payload)) + payload
@@ -89,7 +109,7 @@ async def read_to_worker(reader: asyncio.StreamReader) -> ToWorker | None:
     return None if payload is None else _to_worker.decode(payload)
 
 
-async def read_from_worker(reader: asyncio.StreamReader) -> Status | None:
+async def read_from_worker(reader: asyncio.StreamReader) -> FromWorker | None:
     """The worker's next message; None when it is gone."""
     payload = await _read(reader)
     return None if payload is None else _from_worker.decode(payload)

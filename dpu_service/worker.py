@@ -28,10 +28,10 @@ from dpu_service.text.bundle import BundleError, TextBundle
 from dpu_service.text.encoder import TextEncoder
 from dpu_service.text.template import ChatTemplateError
 from dpu_service.tls import context_of
-from dpu_service.transport.base import TransportError
-from dpu_service.transport.shm import ShmTransport
+from dpu_service.transport.base import Connector, TransportError
+from dpu_service.transport.choose import RdmaChoice, make_connector
 from dpu_service.watch import LOOK_SECONDS, FileWatch
-from dpu_service.wire import Drain, Session, Start, Status, Tenants, encode, read_to_worker
+from dpu_service.wire import Broken, Drain, MakeOffer, Offer, Session, Start, Status, Tenants, encode, read_to_worker
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class Worker:
             Listener(app, config, socket.socket(fileno=spec.descriptor), tls if spec.tls else None)
             for spec in start.listeners
         ]
+        self._connector: Connector | None = None
         self._pumping: asyncio.Task[None] | None = None
         self._told: Status | None = None
 
@@ -68,6 +69,8 @@ class Worker:
         while message := await read_to_worker(self._reader):
             if isinstance(message, Session):
                 await self._open(message)
+            elif isinstance(message, MakeOffer):
+                self._writer.write(encode(await self._make_offer()))
             elif isinstance(message, Tenants):
                 self._service.gate.set_tenants(message.tenants)
             elif isinstance(message, Drain):
@@ -77,6 +80,23 @@ class Worker:
         for chore in chores:
             chore.cancel()
 
+    async def _make_offer(self) -> Offer:
+        self._drop_connector()
+        try:
+            self._connector = await asyncio.to_thread(self._new_connector)
+        except TransportError as error:
+            return Offer(b"", str(error))
+        return Offer(self._connector.offer)
+
+    def _new_connector(self) -> Connector:
+        config = self._service.config
+        return make_connector(config.transport, RdmaChoice(config.rdma_device, config.rdma_address))
+
+    def _drop_connector(self) -> None:
+        connector, self._connector = self._connector, None
+        if connector is not None:
+            connector.close()
+
     async def _open(self, session: Session) -> None:
         """Replaces the session; running requests of the old one end with an error."""
         self._leave(DeviceUnavailableError("the GPU runtime was restarted"))
@@ -84,6 +104,8 @@ class Worker:
             self._service.serving = await self._serving(session)
         except (BundleError, ChannelError, ChatTemplateError, TransportError) as error:
             log.error("cannot use the session", extra={"fields": {"reason": str(error)}})
+            if isinstance(error, TransportError):
+                self._broke()
             return
         finally:
             self._tell()
@@ -93,16 +115,30 @@ class Worker:
 
     async def _serving(self, session: Session) -> Serving:
         geometry = session.geometry
-        if session.transport != "shm":
-            raise TransportError(f"this front end has no transport named {session.transport!r}")
+        if session.transport != self._service.config.transport:
+            raise TransportError(f"the session is for another transport, {session.transport!r}")
         bundle = await asyncio.to_thread(TextBundle, session.tokenizer_files)
         encoder = TextEncoder(bundle, geometry.window, self._service.config.tool_parser)
         geometry.check()
-        transport = ShmTransport(session.transport_blob, geometry.inbound_bytes, geometry.outbound_bytes)
+        connector, self._connector = self._connector, None
+        if connector is None:
+            connector = await asyncio.to_thread(self._new_connector)
+        try:
+            transport = await asyncio.to_thread(
+                connector.connect, session.transport_blob, geometry.sizes, session.channel
+            )
+        finally:
+            connector.close()
         client = ChannelClient(transport, geometry, session.channel)
         config = self._service.config
-        pump = Pump(client, config.queue_depth, config.device_timeout, self._tell)
+        pump = Pump(client, config.queue_depth, config.device_timeout, self._tell, self._broke)
         return Serving(session.model, geometry, encoder, pump)
+
+    def _broke(self) -> None:
+        """The connection to the arena is of no use any more."""
+        self._leave(DeviceUnavailableError("the connection to the device was lost"))
+        self._tell()
+        self._writer.write(encode(Broken()))
 
     def _leave(self, failure: DeviceUnavailableError) -> None:
         serving, self._service.serving = self._service.serving, None

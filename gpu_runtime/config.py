@@ -44,6 +44,12 @@ class RuntimeConfig:
     threads: int = 0
     """0: one for each core."""
     lease_timeout_seconds: float = 15.0
+    transports: tuple[str, ...] = ("shm",)
+    """Ways for front ends to reach the arena; see `registration.choose`."""
+    rdma_device: str = ""
+    """Empty: the one that has `rdma_address`."""
+    rdma_address: str = ""
+    """Of the interface whose network the operator declares private."""
 
     def arena_sizes(self) -> arena.Sizes:
         """Sizes of the arena's rings."""
@@ -76,6 +82,8 @@ def make_config(device: str, **choices: Any) -> RuntimeConfig:
         raise ConfigError(f"dtype {made.dtype!r} is unknown; there are: float32, bfloat16")
     if device == "cpu" and (made.dtype != "float32" or made.random_weights):
         raise ConfigError("the soft GPU computes in float32, with a model's own weights")
+    if set(made.transports) - {"shm"} and not made.rdma_address:
+        raise ConfigError("RDMA needs --rdma-address: naming it declares that interface's network private")
     budget = max(made.token_budget, made.max_running)
     made = replace(made, token_budget=budget, max_sequences=max(made.max_sequences, made.max_running))
     return made

@@ -23,6 +23,7 @@ from gpu_runtime.control.device_check import require_device
 from gpu_runtime.control.errors import ControlError
 from gpu_runtime.control.runtime import Runtime
 from gpu_runtime.control.server import AddressError, start_server, stop_server, wait_for_end
+from gpu_runtime.registration.choose import TRANSPORTS
 
 console = Console(stderr=True)
 
@@ -83,6 +84,14 @@ def run(
     max_model_tokens: Annotated[int, typer.Option(min=0, help="Context window; 0: the model's own.")] = 0,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads of the soft GPU; 0: all cores.")] = 0,
     lease_timeout: Annotated[float, typer.Option(min=1, help="Seconds without a heartbeat that end a lease.")] = 15.0,
+    transport: Annotated[list[str], typer.Option(help=f"How front ends reach it: {', '.join(TRANSPORTS)}; repeat.")] = [  # noqa: B006
+        "shm"
+    ],
+    rdma_device: Annotated[str, typer.Option(help="RDMA device; default: the one with --rdma-address.")] = "",
+    rdma_address: Annotated[
+        str,
+        typer.Option(help="Its IP address; so you declare that network private: payload crosses it as plaintext."),
+    ] = "",
     grace: Annotated[float, typer.Option(min=0, help="Seconds to finish running sequences at the end.")] = 30.0,
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
@@ -101,6 +110,9 @@ def run(
             max_model_tokens=max_model_tokens,
             threads=threads,
             lease_timeout_seconds=lease_timeout,
+            transports=tuple(dict.fromkeys(transport)),
+            rdma_device=rdma_device,
+            rdma_address=rdma_address,
         )
         require_device(device)
         raise SystemExit(asyncio.run(serve(config, listen, model, name, grace, ready_fd)))

@@ -442,13 +442,15 @@ class ReplayControl(ControlServicer):  # type: ignore[misc]
                 yield control_pb2.State(phase=control_pb2.PHASE_SERVING, epoch=said.epoch, model=self.model)
 
     def OpenSession(self, request: Any, context: Any) -> control_pb2.OpenSessionResponse:
-        """Hands out the first channels."""
+        """Hands out a channel of its own to every name, in the order in which they come."""
         self.opened.append(request)
         device = self.device
         if device is None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no model is loaded")
         assert device is not None
-        if request.channels > device.sizes.channels:
+        names = list(dict.fromkeys(one.front_end for one in self.opened))
+        channel = names.index(request.front_end)
+        if channel >= device.sizes.channels:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no channel is free")
         sizes = device.sizes
         layout = control_pb2.ArenaLayout(
@@ -473,7 +475,7 @@ class ReplayControl(ControlServicer):  # type: ignore[misc]
             layout=layout,
             nonce=device.nonce,
             epoch=device.epoch,
-            channels=range(request.channels),
+            channels=[channel],
             transport_blob=device.blob(),
             model=model,
         )

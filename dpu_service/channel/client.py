@@ -20,8 +20,8 @@ from dpu_service.channel.heap import PromptHeap
 from dpu_service.channel.log import Record, TokenLog
 from dpu_service.channel.logprobs import Group, Logprob, fault_of_logprobs, grouped
 from dpu_service.channel.rings import Ring, Sampling, cancel_payload, submit_payload
-from dpu_service.channel.words import ChannelOutWords, read_channel_out, read_telemetry
-from dpu_service.transport.base import Transport
+from dpu_service.channel.words import CHANNEL_OUT_BYTES, ChannelOutWords, read_channel_out, read_telemetry
+from dpu_service.transport.base import Range, Transport
 
 _NAME_MASK = (1 << 32) - 1
 _TOKEN, _GOES_ON = int(arena.RecordKind.TOKEN), int(arena.Finish.NONE)
@@ -114,9 +114,11 @@ class ChannelClient:
         self._cancels = Ring(
             transport, base + inbound.channel_cancel_offset, geometry.cancel_slots, arena.CancelRecord.itemsize
         )
+        self._telemetry = Range(self._outbound.telemetry_offset, arena.Telemetry.itemsize)
         self.state = LeaseState.VACANT
         self.unknown_records = 0
         self._lease = 0
+        self._accepted: int | None = None
         self._reset(0)
 
     @property
@@ -143,9 +145,20 @@ class ChannelClient:
         """The device's telemetry page."""
         return read_telemetry(self._transport, self._outbound)
 
+    @property
+    def descriptor(self) -> int | None:
+        """Readable when what was fetched may have arrived; see `Transport`."""
+        return self._transport.descriptor
+
+    def fetch(self) -> None:
+        """Asks for what the next `poll` or `take_lease` looks at: the cursors, and then the log behind the last record
+        read. Only where the device's memory is far away does this do anything."""
+        self._fetch()
+
     def beat(self, heartbeat: int) -> None:
         """Shows the device that the worker lives; the value must grow from call to call."""
         self._commit("heartbeat", heartbeat)
+        self._transport.fetch(self._telemetry)
 
     def ask_lease(self, heartbeat: int) -> None:
         """Asks for the channel's next lease. The sequences of an earlier one are forgotten."""
@@ -155,12 +168,17 @@ class ChannelClient:
         self.beat(heartbeat)
         self._commit("lease", self._lease)
         self.state = LeaseState.ASKED
+        self._accepted = None
 
     def take_lease(self) -> bool:
         """Whether the device has accepted the lease; from then on submissions are possible."""
         words = self._words()
         if words.lease != self._lease or words.live != 1:
             return False
+        if self._accepted is None or not self._transport.fetched(self._accepted):
+            self._accepted = self._fetch()
+            if not self._transport.fetched(self._accepted):
+                return False
         words = self._words()  # the other words are at least as new as the lease only in a later read
         self._reset(words.log_start)
         self._submits.start(words.submit_read, self._lease)
@@ -176,6 +194,10 @@ class ChannelClient:
         if self.state is not LeaseState.VACANT:
             self._commit("lease", 0)
             self.state = LeaseState.VACANT
+
+    def close(self) -> None:
+        """Lets the arena go. Nothing may be called afterwards."""
+        self._transport.close()
 
     def submit(self, prompt: SharedPrompt, sampling: Sampling) -> int | None:
         """Writes one submission; its position, or None while ring or heap have no room."""
@@ -225,6 +247,9 @@ class ChannelClient:
         self._heap = PromptHeap(self.geometry.heap_tokens)
         self._submit_read = self._cancel_read = 0
         self._log = TokenLog(self._transport, self._log_offset, self.geometry.log_slots, log_start)
+
+    def _fetch(self) -> int:
+        return self._transport.fetch(Range(self._out, CHANNEL_OUT_BYTES), *self._log.ahead())
 
     def _words(self) -> ChannelOutWords:
         return read_channel_out(self._transport, self._out)

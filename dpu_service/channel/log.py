@@ -9,9 +9,12 @@ from numpy.typing import NDArray
 
 from blink_proto import arena
 from dpu_service.channel.errors import ChannelError
-from dpu_service.transport.base import Transport
+from dpu_service.transport.base import Range, Transport
 
 _LAPS = (1 << 16) - 1
+_SHORTEST_LOOK = 64
+_LONGEST_LOOK = 4096
+"""Records to fetch ahead of knowing how many there are."""
 
 
 class Record(NamedTuple):
@@ -39,9 +42,21 @@ class TokenLog:
         self._offset = offset
         self._slots = slots
         self.position = start
+        self._look = min(_SHORTEST_LOOK, slots)
+
+    def ahead(self) -> list[Range]:
+        """Where the next records stand or will stand: about twice as many as the last read found."""
+        size = arena.TokenRecord.itemsize
+        first = self.position % self._slots
+        before_wrap = min(self._look, self._slots - first)
+        ranges = [Range(self._offset + first * size, before_wrap * size)]
+        if before_wrap < self._look:
+            ranges.append(Range(self._offset, (self._look - before_wrap) * size))
+        return ranges
 
     def read(self, written: int) -> list[Record]:
-        """All complete records below `written`; a torn one, and what follows it, is left for the next call.
+        """All complete records below `written`; one that is torn or has not arrived, and what follows it, is left for
+        the next call.
 
         Raises:
             ChannelError: `written` lies behind the reader, or the device overwrote records that were not read.
@@ -51,6 +66,7 @@ class TokenLog:
             return []
         if not 0 < count <= self._slots:
             raise ChannelError(f"the token log's position moved by {count} records of {self._slots}")
+        self._look = min(max(2 * count, _SHORTEST_LOOK), _LONGEST_LOOK, self._slots)
         records = self._copy(count)
         head, body = records["head"], records["body"]
         complete = self._complete(head, body)

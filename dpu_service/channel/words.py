@@ -11,6 +11,8 @@ from dpu_service.transport.base import Transport
 _OUT_FIELDS = [name for name in arena.CHANNEL_OUT_OFFSETS if not name.startswith("pad")]
 _OUT_WORDS = struct.Struct(f"<{len(_OUT_FIELDS)}Q")
 assert [arena.CHANNEL_OUT_OFFSETS[name] for name in _OUT_FIELDS] == [8 * i for i in range(len(_OUT_FIELDS))]
+CHANNEL_OUT_BYTES = _OUT_WORDS.size
+"""Of the words that `read_channel_out` looks at."""
 _PAGE_FIELDS = [name for name in arena.TELEMETRY_OFFSETS if not name.startswith("pad")]
 _PAGE_WORDS = struct.Struct(f"<{len(_PAGE_FIELDS)}Q")
 assert [arena.TELEMETRY_OFFSETS[name] for name in _PAGE_FIELDS] == [8 * i for i in range(len(_PAGE_FIELDS))]

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 from blink_proto.arena import ErrorCode, Finish, RecordKind
@@ -23,6 +24,7 @@ from dpu_service.sequences.errors import (
 )
 from dpu_service.sequences.health import DeviceHealth, HeartbeatWatch
 from dpu_service.sequences.inbox import Inbox, Tokens
+from dpu_service.transport.base import TransportError
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class Pump:
         queue_depth: sequences that may wait for their first token.
         device_timeout: seconds without a heartbeat of the device.
         on_change: called when `ready` may have changed.
+        on_broken: called once when the connection to the arena has failed; the pump has ended then.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Pump:
         queue_depth: int,
         device_timeout: float,
         on_change: Callable[[], None] = lambda: None,
+        on_broken: Callable[[], None] = lambda: None,
     ) -> None:
         self.client = client
         self.queue_depth = queue_depth
@@ -88,6 +92,7 @@ class Pump:
         self._last_beat = 0.0
         self._asked = 0.0
         self._on_change = on_change
+        self._on_broken = on_broken
         self._closed = False
         self.faults = 0
         self.leases = 0
@@ -140,7 +145,7 @@ class Pump:
             made += [Running(len(made) + i, prompt, sampling, inbox) for i, sampling in enumerate(one.samplings)]
         self._queue.extend(made)
         self._not_started += count
-        self._submit_queued()
+        self._guarded(self._submit_queued)
         self._last_news = time.monotonic()  # poll for the first token as for any other
         self._wakeup.set()
         return made
@@ -156,7 +161,7 @@ class Pump:
                 self._end(sequence)
                 self.client.release(sequence.prompt)
             else:
-                self.client.cancel(sequence.position)
+                self._guarded(partial(self.client.cancel, sequence.position))
         self._wakeup.set()
 
     def describe(self) -> str:
@@ -166,20 +171,48 @@ class Pump:
         return self.health.value
 
     async def run(self) -> None:
-        """Polls until closed."""
+        """Polls until closed, or the connection has failed."""
+        descriptor = self.client.descriptor
+        if descriptor is not None:
+            asyncio.get_running_loop().add_reader(descriptor, self._take_arrivals)
         while not self._closed:
-            try:
-                self._turn()
-            except (LeaseLostError, ChannelError) as error:
-                self._lose(str(error))
-            await self._pause()
+            self._guarded(self._turn)
+            if not self._closed:
+                await self._pause()
 
     def close(self, failure: SequencesError) -> None:
         """Ends every sequence with `failure` and lets the channel go."""
+        if self._closed:
+            return
         self._fail_all(failure)
+        try:
+            self.client.give_back()
+        except TransportError:
+            log.info("could not give the channel back: the connection has failed")
+        self._end_pumping()
+
+    def _end_pumping(self) -> None:
         self._closed = True
         self._wakeup.set()
-        self.client.give_back()
+        descriptor = self.client.descriptor
+        if descriptor is not None:
+            asyncio.get_running_loop().remove_reader(descriptor)
+        self.client.close()
+
+    def _take_arrivals(self) -> None:
+        """What was fetched has come, in the middle of a pause."""
+        if self.client.state is LeaseState.LIVE:
+            self._guarded(lambda: self._take_news(time.monotonic()))
+        elif self.client.state is LeaseState.ASKED:
+            self._guarded(lambda: self._take_lease(time.monotonic()))
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except (LeaseLostError, ChannelError) as error:
+            self._guarded(partial(self._lose, str(error)))
+        except TransportError as error:
+            self._break(str(error))
 
     def fail_all(self, failure: SequencesError) -> None:
         """Ends every request with `failure`; their sequences are cancelled on the device."""
@@ -199,6 +232,7 @@ class Pump:
         else:
             self._take_news(now)
             self._submit_queued()
+        self.client.fetch()
 
     def _take_news(self, now: float) -> None:
         news = self.client.poll()
@@ -307,6 +341,14 @@ class Pump:
         if not sequence.started:
             self._start(sequence)
         sequence.over = True
+
+    def _break(self, reason: str) -> None:
+        log.error("lost the connection to the arena", extra={"fields": {"reason": reason}})
+        self._fail_all(DeviceUnavailableError("the connection to the device was lost"))
+        self.client.state = LeaseState.VACANT
+        self._end_pumping()
+        self._on_change()
+        self._on_broken()
 
     def _lose(self, reason: str) -> None:
         log.error("lost the channel", extra={"fields": {"reason": reason}})

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from blink_proto import arena
-from dpu_service.transport.base import TransportError
+from dpu_service.transport.base import Range, TransportError
 from dpu_service.transport.native import shm_library
 
 SHM_FOLDER = Path("/dev/shm")
@@ -79,12 +79,38 @@ class ShmTransport:
         self._library.blink_shm_read(self._scratch_address, self._outbound.address + offset, size // _WORD)
         return self._scratch[:size].tobytes()
 
-    def flush(self) -> None:
+    def fetch(self, *ranges: Range) -> int:
+        """`read` looks at the memory itself, so there is nothing to bring up to date."""
+        return 0
+
+    def fetched(self, ticket: int) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def descriptor(self) -> int | None:
+        """None: nothing has to arrive."""
+        return None
+
+    def flush(self, timeout: float) -> None:
         """Shared memory has nothing under way."""
 
     def close(self) -> None:
         """Unmaps both regions; any later use is a `TransportError`."""
         self._inbound = self._outbound = _Mapping(0, 0, None)
+
+
+class ShmConnector:
+    """See `Connector`. The names of the regions are all that is needed, and the runtime has them."""
+
+    offer = b""
+
+    def connect(self, answer: bytes, sizes: arena.Sizes, channel: int) -> ShmTransport:
+        """Maps both regions (errors: see ShmTransport)."""
+        return ShmTransport(answer, arena.InboundLayout(sizes).total_bytes, arena.OutboundLayout(sizes).total_bytes)
+
+    def close(self) -> None:
+        """Holds nothing."""
 
 
 def _decode(blob: bytes) -> ShmBlob:

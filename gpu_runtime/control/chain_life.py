@@ -11,11 +11,16 @@ from pathlib import Path
 from blink_proto import arena, control_pb2
 from gpu_runtime.chain.process import ChainError, ChainProcess, Progress
 from gpu_runtime.chain.spec import ChainSpec
+from gpu_runtime.config import RuntimeConfig
+from gpu_runtime.control.errors import BadRequestError
 from gpu_runtime.control.prepare import Prepared
 from gpu_runtime.control.sessions import Sessions
+from gpu_runtime.registration.base import Registrar, Registration, RegistrationError
+from gpu_runtime.registration.choose import RdmaChoice, make_registrar
 from gpu_runtime.scheduler import layout
 from gpu_runtime.shared_arena import ArenaLimits, SharedArena
 
+SWEEP_SECONDS = 1.0
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -28,8 +33,13 @@ class ChainLife:
     arena: SharedArena
     chain: ChainProcess
     sessions: Sessions
+    registrars: dict[str, Registrar]
+    """By the name of the transport."""
     nonce: int
     epoch: int
+    number: int = field(default_factory=lambda: secrets.randbits(63) | 1)
+    """Drawn at random for each life; unlike the nonce no secret."""
+    _sweeper: asyncio.Task[None] | None = field(default=None, init=False)
     _end: asyncio.Task[None] | None = field(default=None, init=False)
 
     @classmethod
@@ -38,17 +48,21 @@ class ChainLife:
 
         Raises:
             ChainError: the chain ended instead.
+            BadRequestError: a transport cannot be had.
         """
         sizes, nonce = prepared.config.arena_sizes(), secrets.randbits(64)
         limits = ArenaLimits(nonce, epoch, prepared.limits.vocab_size, prepared.window, prepared.longest)
         shared = SharedArena.create(sizes, limits)
         try:
+            registrars = _registrars(prepared.config, shared)
             chain = await cls._start_chain(prepared, shared, progress)
         except BaseException:
             shared.unlink()
             raise
         sessions = Sessions(sizes.channels, lambda channel: bool(shared.channel_out(channel)[0]["live"]))
-        return cls(describe_model(prepared), prepared.folder.path, shared, chain, sessions, nonce, epoch)
+        life = cls(describe_model(prepared), prepared.folder.path, shared, chain, sessions, registrars, nonce, epoch)
+        life._sweeper = asyncio.create_task(life._sweep())
+        return life
 
     @staticmethod
     async def _start_chain(prepared: Prepared, shared: SharedArena, progress: Progress) -> ChainProcess:
@@ -93,11 +107,39 @@ class ChainLife:
 
     async def _stop(self) -> None:
         await self.chain.stop()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self.sessions.close()
+        for registrar in self.registrars.values():
+            registrar.close()
         self.arena.unlink()
 
-    def open_session(self, front_end: str, channels: int) -> control_pb2.OpenSessionResponse:
-        """Hands out channels (errors: see Sessions.open)."""
-        granted = self.sessions.open(front_end, channels)
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.sessions.sweep(time.monotonic())
+
+    def open_session(
+        self, front_end: str, channels: int, transport: str, offer: bytes
+    ) -> control_pb2.OpenSessionResponse:
+        """Hands out channels.
+
+        Raises:
+            BadRequestError: the transport is not offered here, or the offer not one of it.
+            ExhaustedError: see Sessions.open.
+        """
+        registrar = self.registrars.get(transport)
+        if registrar is None:
+            has = ", ".join(self.registrars)
+            raise BadRequestError(f"transport {transport!r} is not offered; this runtime has: {has}")
+
+        def register(granted: tuple[int, ...]) -> Registration:
+            try:
+                return registrar.register(offer, granted)
+            except RegistrationError as error:
+                raise BadRequestError(str(error)) from error
+
+        granted, registration = self.sessions.open(front_end, channels, register)
         sizes = self.arena.sizes
         return control_pb2.OpenSessionResponse(
             layout=control_pb2.ArenaLayout(
@@ -114,9 +156,17 @@ class ChainLife:
             nonce=self.nonce,
             epoch=self.epoch,
             channels=granted,
-            transport_blob=self.arena.name.transport_blob(),
+            transport_blob=registration.answer,
             model=self.model,
         )
+
+
+def _registrars(config: RuntimeConfig, shared: SharedArena) -> dict[str, Registrar]:
+    rdma = RdmaChoice(config.rdma_device, config.rdma_address)
+    try:
+        return {name: make_registrar(name, shared, rdma) for name in config.transports}
+    except RegistrationError as error:
+        raise BadRequestError(str(error)) from error
 
 
 def describe_model(prepared: Prepared) -> control_pb2.Model:

@@ -26,9 +26,9 @@ class Watch:
     state: control_pb2.State = field(default_factory=lambda: control_pb2.State(phase=Phase.PHASE_IDLE))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def set(self, phase: Phase, epoch: int, model: str = "", detail: str = "") -> None:
+    def set(self, phase: Phase, epoch: int, model: str = "", detail: str = "", life: int = 0) -> None:
         """Moves to another state."""
-        self.state = control_pb2.State(phase=phase, epoch=epoch, model=model, detail=detail)
+        self.state = control_pb2.State(phase=phase, epoch=epoch, model=model, detail=detail, life=life)
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -111,7 +111,7 @@ class Runtime:
             self.watch.set(Phase.PHASE_IDLE, self._epoch, detail=f"{name}: {error}")
             raise
         self._end_watcher = asyncio.create_task(self._watch_chain(self._life))
-        self.watch.set(Phase.PHASE_SERVING, self._epoch, name)
+        self.watch.set(Phase.PHASE_SERVING, self._epoch, name, life=self._life.number)
         return self._life.model
 
     async def unload(self, name: str, grace_seconds: float) -> None:
@@ -136,7 +136,7 @@ class Runtime:
         life = self.life
         self._refuse_while_busy()
         async with self._busy:
-            self.watch.set(Phase.PHASE_DRAINING, self._epoch, life.model.name)
+            self.watch.set(Phase.PHASE_DRAINING, self._epoch, life.model.name, life=life.number)
             return await life.drain(grace_seconds)
 
     def resume(self) -> None:
@@ -147,7 +147,7 @@ class Runtime:
         """
         life = self.life
         life.resume()
-        self.watch.set(Phase.PHASE_SERVING, self._epoch, life.model.name)
+        self.watch.set(Phase.PHASE_SERVING, self._epoch, life.model.name, life=life.number)
 
     async def close(self, grace_seconds: float) -> None:
         """Ends in order: drains within the grace time, then stops the chain."""
@@ -165,7 +165,7 @@ class Runtime:
             NotReadyError: the chain has ended by itself meanwhile.
         """
         life = self.life
-        self.watch.set(Phase.PHASE_DRAINING, self._epoch, life.model.name)
+        self.watch.set(Phase.PHASE_DRAINING, self._epoch, life.model.name, life=life.number)
         await life.drain(grace_seconds)
         if self._life is life:
             self._life, self._leaving = None, life

@@ -90,9 +90,8 @@ class ControlService(ControlServicer):
         async def open_session() -> control_pb2.OpenSessionResponse:
             if request.layout_hash != arena.LAYOUT_HASH:
                 raise NotReadyError("the front end was built for another arena layout; use the same version")
-            if request.transport != "shm":
-                raise BadRequestError(f"transport {request.transport!r} is not offered; this runtime has: shm")
-            return self._runtime.life.open_session(request.front_end, request.channels)
+            life = self._runtime.life
+            return life.open_session(request.front_end, request.channels, request.transport, request.offer)
 
         opened: control_pb2.OpenSessionResponse = await answer(context, open_session)
         return opened

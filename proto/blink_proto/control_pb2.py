@@ -24,51 +24,55 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62link_proto/control.proto\x12\x10\x62link.control.v1\"]\n\x05State\x12&\n\x05phase\x18\x01 \x01(\x0e\x32\x17.blink.control.v1.Phase\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"\xcd\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x18\n\x10max_model_tokens\x18\x04 \x01(\r\x12\x1b\n\x13max_sequence_tokens\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x12\n\nparameters\x18\x07 \x01(\x04\x12\x1b\n\x13loaded_unix_seconds\x18\x08 \x01(\x03\x12\r\n\x05\x64type\x18\t \x01(\t\"\x16\n\x14GetServerInfoRequest\"\xb5\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0b\x32\x17.blink.control.v1.State\x12\x15\n\rarena_version\x18\x04 \x01(\r\x12\x13\n\x0blayout_hash\x18\x05 \x01(\x06\x12\x10\n\x08\x63hannels\x18\x06 \x01(\r\x12\x15\n\rchannels_free\x18\x07 \x01(\r\"X\n\x10LoadModelRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\x12\x15\n\rgrace_seconds\x18\x04 \x01(\r\"\x81\x01\n\x11LoadModelProgress\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x12\n\ndone_units\x18\x02 \x01(\x04\x12\x13\n\x0btotal_units\x18\x03 \x01(\x04\x12\x0c\n\x04\x64one\x18\x04 \x01(\x08\x12&\n\x05model\x18\x05 \x01(\x0b\x32\x17.blink.control.v1.Model\"9\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rgrace_seconds\x18\x02 \x01(\r\"\x15\n\x13UnloadModelResponse\"\x13\n\x11ListModelsRequest\"=\n\x12ListModelsResponse\x12\'\n\x06models\x18\x01 \x03(\x0b\x32\x17.blink.control.v1.Model\"\xc8\x01\n\x0b\x41renaLayout\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x13\n\x0blayout_hash\x18\x02 \x01(\x06\x12\x10\n\x08\x63hannels\x18\x03 \x01(\r\x12\x14\n\x0csubmit_slots\x18\x04 \x01(\r\x12\x14\n\x0c\x63\x61ncel_slots\x18\x05 \x01(\r\x12\x11\n\tlog_slots\x18\x06 \x01(\r\x12\x13\n\x0bheap_tokens\x18\x07 \x01(\r\x12\x15\n\rinbound_bytes\x18\x08 \x01(\x04\x12\x16\n\x0eoutbound_bytes\x18\t \x01(\x04\"a\n\x12OpenSessionRequest\x12\x11\n\tfront_end\x18\x01 \x01(\t\x12\x10\n\x08\x63hannels\x18\x02 \x01(\r\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\x13\n\x0blayout_hash\x18\x04 \x01(\x06\"\xb4\x01\n\x13OpenSessionResponse\x12-\n\x06layout\x18\x01 \x01(\x0b\x32\x1d.blink.control.v1.ArenaLayout\x12\r\n\x05nonce\x18\x02 \x01(\x06\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x10\n\x08\x63hannels\x18\x04 \x03(\r\x12\x16\n\x0etransport_blob\x18\x05 \x01(\x0c\x12&\n\x05model\x18\x06 \x01(\x0b\x32\x17.blink.control.v1.Model\"&\n\x15\x46\x65tchTokenizerRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x13\x46\x65tchTokenizerChunk\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"5\n\x0c\x44rainRequest\x12\x15\n\rgrace_seconds\x18\x01 \x01(\r\x12\x0e\n\x06resume\x18\x02 \x01(\x08\" \n\rDrainResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\"\x13\n\x11WatchStateRequest*z\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0e\n\nPHASE_IDLE\x10\x01\x12\x11\n\rPHASE_LOADING\x10\x02\x12\x11\n\rPHASE_SERVING\x10\x03\x12\x12\n\x0ePHASE_DRAINING\x10\x04\x12\x10\n\x0cPHASE_FAILED\x10\x05\x32\xd0\x05\n\x07\x43ontrol\x12`\n\rGetServerInfo\x12&.blink.control.v1.GetServerInfoRequest\x1a\'.blink.control.v1.GetServerInfoResponse\x12V\n\tLoadModel\x12\".blink.control.v1.LoadModelRequest\x1a#.blink.control.v1.LoadModelProgress0\x01\x12Z\n\x0bUnloadModel\x12$.blink.control.v1.UnloadModelRequest\x1a%.blink.control.v1.UnloadModelResponse\x12W\n\nListModels\x12#.blink.control.v1.ListModelsRequest\x1a$.blink.control.v1.ListModelsResponse\x12Z\n\x0bOpenSession\x12$.blink.control.v1.OpenSessionRequest\x1a%.blink.control.v1.OpenSessionResponse\x12\x62\n\x0e\x46\x65tchTokenizer\x12\'.blink.control.v1.FetchTokenizerRequest\x1a%.blink.control.v1.FetchTokenizerChunk0\x01\x12H\n\x05\x44rain\x12\x1e.blink.control.v1.DrainRequest\x1a\x1f.blink.control.v1.DrainResponse\x12L\n\nWatchState\x12#.blink.control.v1.WatchStateRequest\x1a\x17.blink.control.v1.State0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62link_proto/control.proto\x12\x10\x62link.control.v1\"k\n\x05State\x12&\n\x05phase\x18\x01 \x01(\x0e\x32\x17.blink.control.v1.Phase\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x0c\n\x04life\x18\x05 \x01(\x06\"\xcd\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x18\n\x10max_model_tokens\x18\x04 \x01(\r\x12\x1b\n\x13max_sequence_tokens\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x12\n\nparameters\x18\x07 \x01(\x04\x12\x1b\n\x13loaded_unix_seconds\x18\x08 \x01(\x03\x12\r\n\x05\x64type\x18\t \x01(\t\"\x16\n\x14GetServerInfoRequest\"\xb5\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0b\x32\x17.blink.control.v1.State\x12\x15\n\rarena_version\x18\x04 \x01(\r\x12\x13\n\x0blayout_hash\x18\x05 \x01(\x06\x12\x10\n\x08\x63hannels\x18\x06 \x01(\r\x12\x15\n\rchannels_free\x18\x07 \x01(\r\"X\n\x10LoadModelRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\x12\x15\n\rgrace_seconds\x18\x04 \x01(\r\"\x81\x01\n\x11LoadModelProgress\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x12\n\ndone_units\x18\x02 \x01(\x04\x12\x13\n\x0btotal_units\x18\x03 \x01(\x04\x12\x0c\n\x04\x64one\x18\x04 \x01(\x08\x12&\n\x05model\x18\x05 \x01(\x0b\x32\x17.blink.control.v1.Model\"9\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rgrace_seconds\x18\x02 \x01(\r\"\x15\n\x13UnloadModelResponse\"\x13\n\x11ListModelsRequest\"=\n\x12ListModelsResponse\x12\'\n\x06models\x18\x01 \x03(\x0b\x32\x17.blink.control.v1.Model\"\xc8\x01\n\x0b\x41renaLayout\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x13\n\x0blayout_hash\x18\x02 \x01(\x06\x12\x10\n\x08\x63hannels\x18\x03 \x01(\r\x12\x14\n\x0csubmit_slots\x18\x04 \x01(\r\x12\x14\n\x0c\x63\x61ncel_slots\x18\x05 \x01(\r\x12\x11\n\tlog_slots\x18\x06 \x01(\r\x12\x13\n\x0bheap_tokens\x18\x07 \x01(\r\x12\x15\n\rinbound_bytes\x18\x08 \x01(\x04\x12\x16\n\x0eoutbound_bytes\x18\t \x01(\x04\"u\n\x12OpenSessionRequest\x12\x11\n\tfront_end\x18\x01 \x01(\t\x12\x10\n\x08\x63hannels\x18\x02 \x01(\r\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\x13\n\x0blayout_hash\x18\x04 \x01(\x06\x12\x12\n\x05offer\x18\x05 \x01(\x0c\x42\x03\x80\x01\x01\"\xb9\x01\n\x13OpenSessionResponse\x12-\n\x06layout\x18\x01 \x01(\x0b\x32\x1d.blink.control.v1.ArenaLayout\x12\r\n\x05nonce\x18\x02 \x01(\x06\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x10\n\x08\x63hannels\x18\x04 \x03(\r\x12\x1b\n\x0etransport_blob\x18\x05 \x01(\x0c\x42\x03\x80\x01\x01\x12&\n\x05model\x18\x06 \x01(\x0b\x32\x17.blink.control.v1.Model\"&\n\x15\x46\x65tchTokenizerRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x13\x46\x65tchTokenizerChunk\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"5\n\x0c\x44rainRequest\x12\x15\n\rgrace_seconds\x18\x01 \x01(\r\x12\x0e\n\x06resume\x18\x02 \x01(\x08\" \n\rDrainResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\"\x13\n\x11WatchStateRequest*z\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0e\n\nPHASE_IDLE\x10\x01\x12\x11\n\rPHASE_LOADING\x10\x02\x12\x11\n\rPHASE_SERVING\x10\x03\x12\x12\n\x0ePHASE_DRAINING\x10\x04\x12\x10\n\x0cPHASE_FAILED\x10\x05\x32\xd0\x05\n\x07\x43ontrol\x12`\n\rGetServerInfo\x12&.blink.control.v1.GetServerInfoRequest\x1a\'.blink.control.v1.GetServerInfoResponse\x12V\n\tLoadModel\x12\".blink.control.v1.LoadModelRequest\x1a#.blink.control.v1.LoadModelProgress0\x01\x12Z\n\x0bUnloadModel\x12$.blink.control.v1.UnloadModelRequest\x1a%.blink.control.v1.UnloadModelResponse\x12W\n\nListModels\x12#.blink.control.v1.ListModelsRequest\x1a$.blink.control.v1.ListModelsResponse\x12Z\n\x0bOpenSession\x12$.blink.control.v1.OpenSessionRequest\x1a%.blink.control.v1.OpenSessionResponse\x12\x62\n\x0e\x46\x65tchTokenizer\x12\'.blink.control.v1.FetchTokenizerRequest\x1a%.blink.control.v1.FetchTokenizerChunk0\x01\x12H\n\x05\x44rain\x12\x1e.blink.control.v1.DrainRequest\x1a\x1f.blink.control.v1.DrainResponse\x12L\n\nWatchState\x12#.blink.control.v1.WatchStateRequest\x1a\x17.blink.control.v1.State0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'blink_proto.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PHASE']._serialized_start=1635
-  _globals['_PHASE']._serialized_end=1757
+  _globals['_OPENSESSIONREQUEST'].fields_by_name['offer']._loaded_options = None
+  _globals['_OPENSESSIONREQUEST'].fields_by_name['offer']._serialized_options = b'\200\001\001'
+  _globals['_OPENSESSIONRESPONSE'].fields_by_name['transport_blob']._loaded_options = None
+  _globals['_OPENSESSIONRESPONSE'].fields_by_name['transport_blob']._serialized_options = b'\200\001\001'
+  _globals['_PHASE']._serialized_start=1674
+  _globals['_PHASE']._serialized_end=1796
   _globals['_STATE']._serialized_start=47
-  _globals['_STATE']._serialized_end=140
-  _globals['_MODEL']._serialized_start=143
-  _globals['_MODEL']._serialized_end=348
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=350
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=372
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=375
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=556
-  _globals['_LOADMODELREQUEST']._serialized_start=558
-  _globals['_LOADMODELREQUEST']._serialized_end=646
-  _globals['_LOADMODELPROGRESS']._serialized_start=649
-  _globals['_LOADMODELPROGRESS']._serialized_end=778
-  _globals['_UNLOADMODELREQUEST']._serialized_start=780
-  _globals['_UNLOADMODELREQUEST']._serialized_end=837
-  _globals['_UNLOADMODELRESPONSE']._serialized_start=839
-  _globals['_UNLOADMODELRESPONSE']._serialized_end=860
-  _globals['_LISTMODELSREQUEST']._serialized_start=862
-  _globals['_LISTMODELSREQUEST']._serialized_end=881
-  _globals['_LISTMODELSRESPONSE']._serialized_start=883
-  _globals['_LISTMODELSRESPONSE']._serialized_end=944
-  _globals['_ARENALAYOUT']._serialized_start=947
-  _globals['_ARENALAYOUT']._serialized_end=1147
-  _globals['_OPENSESSIONREQUEST']._serialized_start=1149
-  _globals['_OPENSESSIONREQUEST']._serialized_end=1246
-  _globals['_OPENSESSIONRESPONSE']._serialized_start=1249
-  _globals['_OPENSESSIONRESPONSE']._serialized_end=1429
-  _globals['_FETCHTOKENIZERREQUEST']._serialized_start=1431
-  _globals['_FETCHTOKENIZERREQUEST']._serialized_end=1469
-  _globals['_FETCHTOKENIZERCHUNK']._serialized_start=1471
-  _globals['_FETCHTOKENIZERCHUNK']._serialized_end=1523
-  _globals['_DRAINREQUEST']._serialized_start=1525
-  _globals['_DRAINREQUEST']._serialized_end=1578
-  _globals['_DRAINRESPONSE']._serialized_start=1580
-  _globals['_DRAINRESPONSE']._serialized_end=1612
-  _globals['_WATCHSTATEREQUEST']._serialized_start=1614
-  _globals['_WATCHSTATEREQUEST']._serialized_end=1633
-  _globals['_CONTROL']._serialized_start=1760
-  _globals['_CONTROL']._serialized_end=2480
+  _globals['_STATE']._serialized_end=154
+  _globals['_MODEL']._serialized_start=157
+  _globals['_MODEL']._serialized_end=362
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=364
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=386
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=389
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=570
+  _globals['_LOADMODELREQUEST']._serialized_start=572
+  _globals['_LOADMODELREQUEST']._serialized_end=660
+  _globals['_LOADMODELPROGRESS']._serialized_start=663
+  _globals['_LOADMODELPROGRESS']._serialized_end=792
+  _globals['_UNLOADMODELREQUEST']._serialized_start=794
+  _globals['_UNLOADMODELREQUEST']._serialized_end=851
+  _globals['_UNLOADMODELRESPONSE']._serialized_start=853
+  _globals['_UNLOADMODELRESPONSE']._serialized_end=874
+  _globals['_LISTMODELSREQUEST']._serialized_start=876
+  _globals['_LISTMODELSREQUEST']._serialized_end=895
+  _globals['_LISTMODELSRESPONSE']._serialized_start=897
+  _globals['_LISTMODELSRESPONSE']._serialized_end=958
+  _globals['_ARENALAYOUT']._serialized_start=961
+  _globals['_ARENALAYOUT']._serialized_end=1161
+  _globals['_OPENSESSIONREQUEST']._serialized_start=1163
+  _globals['_OPENSESSIONREQUEST']._serialized_end=1280
+  _globals['_OPENSESSIONRESPONSE']._serialized_start=1283
+  _globals['_OPENSESSIONRESPONSE']._serialized_end=1468
+  _globals['_FETCHTOKENIZERREQUEST']._serialized_start=1470
+  _globals['_FETCHTOKENIZERREQUEST']._serialized_end=1508
+  _globals['_FETCHTOKENIZERCHUNK']._serialized_start=1510
+  _globals['_FETCHTOKENIZERCHUNK']._serialized_end=1562
+  _globals['_DRAINREQUEST']._serialized_start=1564
+  _globals['_DRAINREQUEST']._serialized_end=1617
+  _globals['_DRAINRESPONSE']._serialized_start=1619
+  _globals['_DRAINRESPONSE']._serialized_end=1651
+  _globals['_WATCHSTATEREQUEST']._serialized_start=1653
+  _globals['_WATCHSTATEREQUEST']._serialized_end=1672
+  _globals['_CONTROL']._serialized_start=1799
+  _globals['_CONTROL']._serialized_end=2519
 # @@protoc_insertion_point(module_scope)

@@ -23,16 +23,18 @@ PHASE_DRAINING: Phase
 PHASE_FAILED: Phase
 
 class State(_message.Message):
-    __slots__ = ("phase", "epoch", "model", "detail")
+    __slots__ = ("phase", "epoch", "model", "detail", "life")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     phase: Phase
     epoch: int
     model: str
     detail: str
-    def __init__(self, phase: _Optional[_Union[Phase, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+    life: int
+    def __init__(self, phase: _Optional[_Union[Phase, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., detail: _Optional[str] = ..., life: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "architecture", "vocab_size", "max_model_tokens", "max_sequence_tokens", "eos_token_ids", "parameters", "loaded_unix_seconds", "dtype")
@@ -149,16 +151,18 @@ class ArenaLayout(_message.Message):
     def __init__(self, version: _Optional[int] = ..., layout_hash: _Optional[int] = ..., channels: _Optional[int] = ..., submit_slots: _Optional[int] = ..., cancel_slots: _Optional[int] = ..., log_slots: _Optional[int] = ..., heap_tokens: _Optional[int] = ..., inbound_bytes: _Optional[int] = ..., outbound_bytes: _Optional[int] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("front_end", "channels", "transport", "layout_hash")
+    __slots__ = ("front_end", "channels", "transport", "layout_hash", "offer")
     FRONT_END_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    OFFER_FIELD_NUMBER: _ClassVar[int]
     front_end: str
     channels: int
     transport: str
     layout_hash: int
-    def __init__(self, front_end: _Optional[str] = ..., channels: _Optional[int] = ..., transport: _Optional[str] = ..., layout_hash: _Optional[int] = ...) -> None: ...
+    offer: bytes
+    def __init__(self, front_end: _Optional[str] = ..., channels: _Optional[int] = ..., transport: _Optional[str] = ..., layout_hash: _Optional[int] = ..., offer: _Optional[bytes] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
     __slots__ = ("layout", "nonce", "epoch", "channels", "transport_blob", "model")

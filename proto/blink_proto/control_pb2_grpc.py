@@ -114,7 +114,8 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def OpenSession(self, request, context):
-        """Hands out channels of the arena. FAILED_PRECONDITION: no model is loaded.
+        """Hands out channels of the arena. What the same front end was given before over the same name is revoked.
+        INVALID_ARGUMENT: the offer is not one of the transport. FAILED_PRECONDITION: no model is loaded.
         RESOURCE_EXHAUSTED: no channel is free.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

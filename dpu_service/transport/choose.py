@@ -1,0 +1,32 @@
+"""The transports by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dpu_service.transport.base import Connector, TransportError
+
+TRANSPORTS = ("shm", "verbs", "doca")
+WITHOUT_OFFER = ("shm",)
+"""Transports for which the runtime needs to know nothing of the front end: their sessions outlive a worker."""
+
+
+@dataclass(frozen=True)
+class RdmaChoice:
+    """Which RDMA device: by name, or if that is empty the one with the address. RoCE goes by the address."""
+
+    device: str = ""
+    address: str = ""
+
+
+def make_connector(transport: str, rdma: RdmaChoice) -> Connector:
+    """A connector of its own for each session.
+
+    Raises:
+        TransportError: there is no such transport, or this machine does not have what it needs.
+    """
+    if transport == "shm":
+        from dpu_service.transport.shm import ShmConnector
+
+        return ShmConnector()
+    raise TransportError(f"this front end has no transport named {transport!r}")

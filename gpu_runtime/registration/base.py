@@ -1,0 +1,35 @@
+"""What the control plane needs from a transport: to let a front end in, and to shut it out again."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class RegistrationError(Exception):
+    """The front end's offer cannot be used, or the device or its settings do not allow it."""
+
+
+class Registration(Protocol):
+    """What one front end was given. Of the session that it belongs to, and no longer."""
+
+    @property
+    def answer(self) -> bytes:
+        """The session's transport blob. A secret."""
+
+    def revoke(self) -> None:
+        """Shuts the front end out: from its return on no access through the answer succeeds. May be called again."""
+
+
+class Registrar(Protocol):
+    """Lets front ends into one arena by one transport."""
+
+    def register(self, offer: bytes, channels: tuple[int, ...]) -> Registration:
+        """Gives a front end the least that it needs: to write the inbound memory of these channels, and to read their
+        outbound memory, the header and the telemetry page.
+
+        Raises:
+            RegistrationError: the offer is not one of this transport, or the device refuses.
+        """
+
+    def close(self) -> None:
+        """Ends with the arena; every registration was revoked before."""

@@ -1,0 +1,30 @@
+"""The transports that a runtime can offer, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpu_runtime.registration.base import Registrar, RegistrationError
+from gpu_runtime.registration.shm import ShmRegistrar
+from gpu_runtime.shared_arena import SharedArena
+
+TRANSPORTS = ("shm", "verbs", "doca")
+
+
+@dataclass(frozen=True)
+class RdmaChoice:
+    """Which RDMA device: by name, or if that is empty the one with the address. RoCE goes by the address."""
+
+    device: str
+    address: str
+
+
+def make_registrar(transport: str, shared: SharedArena, rdma: RdmaChoice) -> Registrar:
+    """A registrar for an arena.
+
+    Raises:
+        RegistrationError: there is no such transport, or this machine does not have what it needs.
+    """
+    if transport == "shm":
+        return ShmRegistrar(shared)
+    raise RegistrationError(f"this runtime has no transport named {transport!r}")

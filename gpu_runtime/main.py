@@ -84,9 +84,9 @@ def run(
     max_model_tokens: Annotated[int, typer.Option(min=0, help="Context window; 0: the model's own.")] = 0,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads of the soft GPU; 0: all cores.")] = 0,
     lease_timeout: Annotated[float, typer.Option(min=1, help="Seconds without a heartbeat that end a lease.")] = 15.0,
-    transport: Annotated[list[str], typer.Option(help=f"How front ends reach it: {', '.join(TRANSPORTS)}; repeat.")] = [  # noqa: B006
-        "shm"
-    ],
+    transport: Annotated[
+        str, typer.Option(help=f"How front ends reach it, by commas: {', '.join(TRANSPORTS)}.")
+    ] = "shm",
     rdma_device: Annotated[str, typer.Option(help="RDMA device; default: the one with --rdma-address.")] = "",
     rdma_address: Annotated[
         str,
@@ -110,7 +110,7 @@ def run(
             max_model_tokens=max_model_tokens,
             threads=threads,
             lease_timeout_seconds=lease_timeout,
-            transports=tuple(dict.fromkeys(transport)),
+            transports=tuple(dict.fromkeys(transport.split(","))),
             rdma_device=rdma_device,
             rdma_address=rdma_address,
         )

@@ -10,7 +10,7 @@ ON_GPU = PYTHONPATH=$(CURDIR)/proto:$(CURDIR)/deploy:$(CURDIR)$${PYTHONPATH:+:$$
 GENERATED := -name arena.h -o -name layout.h
 CPP_FILES = $(shell find dpu_service gpu_runtime proto tests \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) ! \( $(GENERATED) \))
 
-.PHONY: serve test test-gpu bench-gpu bench-front lint format generate bench install install-serve clean
+.PHONY: serve test test-ecosystem test-gpu bench-gpu bench-front lint format generate bench install install-serve clean
 .SILENT:
 
 serve: install-serve
@@ -39,6 +39,11 @@ format: install
 
 generate: install
 	$(BIN)/python -m blink_proto.generate
+
+# Client packages, schemathesis and fuzzers at length, about 8 minutes; `make test` runs them in short.
+test-ecosystem: install
+	BLINK_ECOSYSTEM=all BLINK_SCHEMATHESIS=200 BLINK_FUZZ_SECONDS=60 \
+	  $(BIN)/python -m pytest tests/ecosystem tests/fuzz/test_front_end_fuzz.py $(PYTEST_ARGS)
 
 # On a machine with a GPU, torch, nvcc, g++ and pytest; these two install and download nothing, and skip, with the reason,
 # what needs a package that is not there. Both end with one table within 8 minutes.

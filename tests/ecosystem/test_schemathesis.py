@@ -21,7 +21,7 @@ from tests.ecosystem.narrowed import for_this_model, only_served
 from tests.ecosystem.told import make_told_device
 from tests.front_end import MODEL, ROOT, FrontEnd, eventually, front_end
 
-EXAMPLES = os.environ.get("BLINK_SCHEMATHESIS", "40")
+EXAMPLES = os.environ.get("BLINK_SCHEMATHESIS", "20")
 pytestmark = pytest.mark.timeout(300 if int(EXAMPLES) <= 100 else 0)
 
 

@@ -29,14 +29,19 @@ def make_told_device(vocab_size: int = 0) -> ReplayDevice:
     return device
 
 
+def order(say: str) -> str:
+    """A prompt that has the device say something."""
+    return f"@@{json.dumps({'say': say})}@@"
+
+
 def script(submission: Submission) -> Script:
     """What the prompt asks for; the last order counts."""
     text = tiny_text.tokenizer().decode(list(submission.prompt), skip_special_tokens=True)
     orders = _TOLD.findall(text)
-    order: dict[str, Any] = json.loads(orders[-1]) if orders else {}
-    tokens = tiny_text.ids(order.get("say", "hello"))
-    how = {"every": order.get("every", 0.0), "delay": order.get("delay", 0.0)}
-    finish = order.get("finish", "stop")
+    asked: dict[str, Any] = json.loads(orders[-1]) if orders else {}
+    tokens = tiny_text.ids(asked.get("say", "hello"))
+    how = {"every": asked.get("every", 0.0), "delay": asked.get("delay", 0.0)}
+    finish = asked.get("finish", "stop")
     if finish == "error":
         return Script(tokens, Finish.ERROR, end_apart=True, error=ErrorCode.BAD_MAX_TOKENS, **how)
     if finish == "length":

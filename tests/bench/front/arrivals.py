@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tests.bench.front.asking import tls_context
 from tests.bench.front.text import DIGITS
 
 SO_TIMESTAMPNS = 35
@@ -66,9 +67,9 @@ class Stream:
     stamps: list[int] = field(default_factory=list)
 
     @classmethod
-    def over(cls, sock: socket.socket, context: ssl.SSLContext | None) -> Stream:
+    def over(cls, sock: socket.socket, *, tls: bool) -> Stream:
         """Shakes hands where there is TLS."""
-        return cls(sock, Tls(sock, context) if context is not None else None)
+        return cls(sock, Tls(sock, tls_context()) if tls else None)
 
     def ask(self, request: bytes) -> None:
         """Sends the request; from then on reads do not wait."""

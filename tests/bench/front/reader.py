@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.bench.front.arrivals import Stream
-from tests.bench.front.asking import connect, request, tls_context
+from tests.bench.front.asking import connect, request
 
 SILENCE_SECONDS = 1.5
 """When nothing comes for so long, all is said: the end of an answer is not to be seen before it is deciphered."""
@@ -37,8 +37,8 @@ class Job:
 def read(job: Job) -> np.ndarray:
     """All streams at once; rows as `Stream.arrivals` gives them, but by CLOCK_MONOTONIC."""
     asked = request(job.tokens, chat=job.chat, stream=True)
-    context = tls_context() if job.url.startswith("https") else None
-    streams = [Stream.over(connect(job.url), context) for _ in range(job.streams)]
+    tls = job.url.startswith("https")
+    streams = [Stream.over(connect(job.url), tls=tls) for _ in range(job.streams)]
     selector = selectors.EpollSelector()
     for stream in streams:
         stream.ask(asked)

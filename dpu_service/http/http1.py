@@ -135,7 +135,7 @@ class Http1(Connection):
         """See asyncio."""
         if self._ending:
             return
-        if self._active is not None and self._filling is not self._active:
+        if self._ahead or self._busy:
             self._keep_for_later(data)
         else:
             self._parse(data)
@@ -234,10 +234,15 @@ class Http1(Connection):
                 self._refuse(_BAD_REQUEST)
 
     def _parse_later(self) -> None:
-        if self._active is None and self._ahead and not self._ending:
+        if self._ahead and not (self._busy or self._ending):
             data = bytes(self._ahead)
             self._ahead.clear()
             self._parse(data)
+
+    @property
+    def _busy(self) -> bool:
+        """Whether a whole request is being answered: what comes now is for later."""
+        return self._active is not None and self._filling is not self._active
 
     def _keep_for_later(self, data: bytes) -> None:
         self._ahead += data

@@ -106,6 +106,19 @@ def test_requests_sent_ahead_are_answered_in_order(front: FrontEnd) -> None:
     assert read_until(raw, b"}").startswith(b"HTTP/1.1 200"), "the connection goes on"
 
 
+@pytest.mark.parametrize("size", [1, 2, 7, 61, 100, 200, 230, 250, 300])
+def test_packets_end_anywhere(front: FrontEnd, size: int) -> None:
+    front.device.script = lambda s: Script([*tiny_text.ids("ok"), tiny_text.special(tiny_text.END)], delay=0.05)
+    sent = b"\r\n" + post(body()) + GET + post(body(), "Connection: close") + b"\r\n"
+    raw = dial(front.http)
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for start in range(0, len(sent), size):
+        raw.sendall(sent[start : start + size])
+    received = read_all(raw)
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200"] * 3
+    assert re.findall(rb'"text":"ok"|"status":"ok"', received) == [b'"text":"ok"', b'"status":"ok"', b'"text":"ok"']
+
+
 def test_a_pipeline_without_end_is_cut(front: FrontEnd) -> None:
     raw = dial(front.http)
     raw.sendall(post(body(stream=True)))

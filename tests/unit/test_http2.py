@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import ssl
 import subprocess
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, DataReceived, StreamEnded, StreamReset
 from h2.settings import SettingCodes
@@ -31,7 +33,7 @@ from hyperframe.frame import (
 from blink_proto.arena import Finish
 from tests import tiny_text
 from tests.front_end import FrontEnd, eventually, front_end
-from tests.raw_http import Http2Client, body, send_until_cut
+from tests.raw_http import Http2Client, body, dial, send_until_cut
 from tests.replay import Script
 
 FOREVER = tiny_text.byte_ids(b"x" * 200)
@@ -130,6 +132,30 @@ def test_a_reset_stream_frees_its_sequences_and_no_others(front: FrontEnd, strea
     assert front.device.playing == 2
     client.raw.close()
     eventually(lambda: front.device.playing == 0, timeout=2)
+
+
+@pytest.mark.parametrize("size", [1, 9, 23])
+def test_packets_end_anywhere(front: FrontEnd, size: int) -> None:
+    finish_at_once(front)
+    client = H2Connection()
+    client.initiate_connection()
+    for number in (1, 3):
+        pseudo = [(":method", "POST"), (":path", "/v1/completions"), (":scheme", "http"), (":authority", "x")]
+        client.send_headers(number, pseudo)
+        client.send_data(number, body(), end_stream=True)
+    sent = client.data_to_send()
+    raw = dial(front.http)
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for start in range(0, len(sent), size):
+        raw.sendall(sent[start : start + size])
+    ended: set[int | None] = set()
+    texts: list[str] = []
+    while len(ended) < 2:
+        for event in client.receive_data(raw.recv(65536)):
+            if isinstance(event, DataReceived) and event.data:
+                texts.append(json.loads(event.data)["choices"][0]["text"])
+            ended |= {event.stream_id} if isinstance(event, StreamEnded) else set()
+    assert texts == ["ok", "ok"]
 
 
 def test_bodies_over_the_window(front: FrontEnd) -> None:

@@ -19,10 +19,15 @@ ONE_OF = {"TokenizeRequest": "messages"}
 """A field that must be left out where another one is given."""
 
 
-def for_this_model() -> dict[str, Any]:
-    """Requests are for the served model: else every answer would be 404."""
+def for_this_model(keys: bool = False) -> dict[str, Any]:
+    """Requests are for the served model: else every answer would be 404.
+
+    Args:
+        keys: the server wants them.
+    """
     made = copy.deepcopy(DOCUMENT)
-    del made["security"]
+    if not keys:
+        del made["security"]
     for schema in _requests(made).values():
         schema["properties"]["model"] = {"enum": [MODEL] if "model" in schema["required"] else [MODEL, None]}
     return made

@@ -13,7 +13,7 @@ from dpu_service.channel.errors import ChannelError, LeaseLostError
 from dpu_service.channel.geometry import Geometry
 from dpu_service.channel.rings import Sampling
 from dpu_service.sequences.health import HeartbeatWatch
-from dpu_service.transport.base import TransportError
+from dpu_service.transport.base import Range, TransportError
 from tests.fuzz.inputs import Choices
 
 SIZES = arena.Sizes(channels=1, submit_slots=8, cancel_slots=4, log_slots=16, heap_tokens=128)
@@ -41,7 +41,19 @@ class Memory:
             raise TransportError("outside the region")
         return bytes(self.outbound[offset : offset + size])
 
-    def flush(self) -> None: ...
+    def fetch(self, *ranges: Range) -> int:
+        for one in ranges:
+            self.read(*one)
+        return 0
+
+    def fetched(self, ticket: int) -> bool:
+        return True
+
+    @property
+    def descriptor(self) -> int | None:
+        return None
+
+    def flush(self, timeout: float) -> None: ...
 
     def close(self) -> None: ...
 
@@ -159,6 +171,7 @@ def _play(client: ChannelClient, device: _Device) -> None:
             break
         _use(client, device)
         device.act()
+        client.fetch()
         try:
             news = client.poll()
         except (ChannelError, LeaseLostError):

@@ -46,6 +46,46 @@ def test_answers(front: FrontEnd, path: str, stream: bool, n: int, logprobs: boo
         assert ask(front, path, **fields, **more).status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"echo": True},
+        {"echo": True, "logprobs": 2},
+        {"echo": True, "logprobs": 0, "max_tokens": 0},
+        {"logprobs": 1, "return_tokens_as_token_ids": True},
+        {"prompt": ["hi", "ho"], "echo": True, "logprobs": 1, "n": 2},
+    ],
+)
+def test_what_completions_say_of_prompts(front: FrontEnd, fields: dict[str, Any], stream: bool) -> None:
+    assert ask(front, "/v1/completions", stream=stream, **fields).status_code == 200
+
+
+def test_the_best_of_several(front: FrontEnd) -> None:
+    assert ask(front, "/v1/completions", best_of=3, logprobs=1).status_code == 200
+
+
+@pytest.mark.parametrize(("stream", "status"), [(False, 200), (True, 400)])
+def test_scores_of_a_prompt_in_a_field_of_their_own(front: FrontEnd, stream: bool, status: int) -> None:
+    assert ask(front, "/v1/completions", prompt="hi there", prompt_logprobs=1, stream=stream).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status"),
+    [
+        ("/tokenize", {"prompt": "hi", "return_token_strs": True}, 200),
+        ("/tokenize", {"messages": [{"role": "user", "content": "hi"}]}, 200),
+        ("/tokenize", {}, 400),
+        ("/detokenize", {"tokens": [5, 6]}, 200),
+        ("/detokenize", {"tokens": [10**6]}, 400),
+    ],
+)
+def test_tokens(front: FrontEnd, path: str, fields: dict[str, Any], status: int) -> None:
+    answer = httpx.post(front.http + path, json={"model": MODEL, **fields})
+    assert answer.status_code == status
+    check_answer(path, answer)
+
+
 @pytest.mark.parametrize("path", ROUTES)
 def test_errors(front: FrontEnd, path: str) -> None:
     assert ask(front, path, n=0).status_code == 400

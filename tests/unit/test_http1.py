@@ -34,7 +34,6 @@ def front(shared: FrontEnd) -> Iterator[FrontEnd]:
     shared.device.script = lambda s: Script(FOREVER, Finish.NONE, every=0.05)
     yield shared
     eventually(lambda: shared.device.playing == 0)
-    eventually(lambda: in_flight(shared) == 0)
 
 
 def in_flight(front: FrontEnd) -> float:

@@ -30,6 +30,8 @@ from tests.front_end import ROOT, FrontEnd, eventually, front_end, launch
 from tests.raw_http import body, dial, post, read_until
 from tests.replay import Script
 
+CLIENT = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=20)
+"""Making one takes long; without kept connections each request may reach another worker."""
 FOREVER = tiny_text.byte_ids(b"x" * 200)
 COMPLETIONS = "/v1/completions"
 
@@ -229,7 +231,7 @@ def front(shared: FrontEnd) -> Iterator[FrontEnd]:
 
 
 def ask(front: FrontEnd, name: str, **fields: Any) -> httpx.Response:
-    return httpx.post(front.http + COMPLETIONS, content=body(**fields), headers=auth(name), timeout=20)
+    return CLIENT.post(front.http + COMPLETIONS, content=body(**fields), headers=auth(name))
 
 
 @pytest.mark.parametrize("path", [*ROUTES, "/v1/models/tiny", "/no/such/path", "/", "/health/", "//health"])
@@ -245,14 +247,14 @@ def test_every_route_needs_a_key_except_probes(front: FrontEnd, path: str) -> No
         {"Authorization": "Bearer " + "a" * 5000},
         {"X-Api-Key": key_of("free")},
     ):
-        answer = httpx.request(method, front.http + path, content=content, headers=given)
+        answer = CLIENT.request(method, front.http + path, content=content, headers=given)
         if path in ("/health", "/ready"):
             assert answer.status_code == 200
             continue
         assert answer.status_code == 401, given
         assert answer.json()["error"]["code"] == "invalid_api_key"
         assert answer.headers["www-authenticate"].startswith("Bearer")
-    answer = httpx.request(method, front.http + path, content=content, headers=auth("operator"))
+    answer = CLIENT.request(method, front.http + path, content=content, headers=auth("operator"))
     assert answer.status_code not in (401, 403)
     known = path in ROUTES or path.startswith("/v1/models/")
     assert (answer.status_code == 404) == (not known)
@@ -260,17 +262,17 @@ def test_every_route_needs_a_key_except_probes(front: FrontEnd, path: str) -> No
 
 def test_any_method_needs_a_key(front: FrontEnd) -> None:
     for method in ("HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"):
-        assert httpx.request(method, front.http + COMPLETIONS).status_code == 401
+        assert CLIENT.request(method, front.http + COMPLETIONS).status_code == 401
 
 
 def test_metrics_are_for_those_who_may(front: FrontEnd) -> None:
-    assert httpx.get(front.http + "/metrics", headers=auth("free")).status_code == 403
-    assert httpx.get(front.http + "/metrics", headers=auth("operator")).status_code == 200
+    assert CLIENT.get(front.http + "/metrics", headers=auth("free")).status_code == 403
+    assert CLIENT.get(front.http + "/metrics", headers=auth("operator")).status_code == 200
 
 
 def test_the_scheme_is_written_in_any_case(front: FrontEnd) -> None:
     given = {"Authorization": f"bEARER  {key_of('free')}"}
-    assert httpx.get(front.http + "/v1/models", headers=given).status_code == 200
+    assert CLIENT.get(front.http + "/v1/models", headers=given).status_code == 200
 
 
 def test_the_access_log_names_the_tenant(front: FrontEnd) -> None:
@@ -308,7 +310,7 @@ def test_concurrency_is_of_all_workers(front: FrontEnd) -> None:
         assert answer.status_code == 429
         assert answer.json()["error"]["code"] == "rate_limit_exceeded"
         assert int(answer.headers["retry-after"]) >= 1
-    text = httpx.get(front.http + "/metrics", headers=auth("operator")).text
+    text = CLIENT.get(front.http + "/metrics", headers=auth("operator")).text
     assert re.search(r'blink_tenant_refusals_total\{limit="requests",tenant="narrow"\} \d', text)
     for raw in streams:
         raw.close()
@@ -348,7 +350,7 @@ def test_a_worker_that_dies_takes_its_counts_with_it(front: FrontEnd) -> None:
 
     eventually(served, timeout=20)
     eventually(lambda: len(front.workers()) == 2 and not set(before) & set(front.workers()), timeout=20)
-    eventually(lambda: httpx.get(front.http + "/ready").status_code == 200, timeout=20)
+    eventually(lambda: CLIENT.get(front.http + "/ready").status_code == 200, timeout=20)
 
 
 def test_tokens_by_the_minute(front: FrontEnd) -> None:
@@ -398,8 +400,8 @@ def test_ten_times_the_capacity_at_once(keys_file: Path) -> None:
 
 def test_without_keys_a_warning_says_so_and_bad_files_end_the_start(tmp_path: Path) -> None:
     with front_end("--workers", "1") as front:
-        assert httpx.get(front.http + "/v1/models").status_code == 200
-        assert httpx.get(front.http + "/metrics").status_code == 200
+        assert CLIENT.get(front.http + "/v1/models").status_code == 200
+        assert CLIENT.get(front.http + "/metrics").status_code == 200
         assert "whoever reaches this address may use it" in front.log.read_text()
     (tmp_path / "bad.toml").write_text("[tenants]\n")
     for path in ("/nowhere", str(tmp_path / "bad.toml")):
@@ -410,5 +412,5 @@ def test_without_keys_a_warning_says_so_and_bad_files_end_the_start(tmp_path: Pa
 
 def test_metrics_may_be_opened(keys_file: Path) -> None:
     with front_end("--workers", "1", "--api-keys", str(keys_file), "--open-metrics") as front:
-        assert httpx.get(front.http + "/metrics").status_code == 200
-        assert httpx.get(front.http + "/v1/models").status_code == 401
+        assert CLIENT.get(front.http + "/metrics").status_code == 200
+        assert CLIENT.get(front.http + "/v1/models").status_code == 401

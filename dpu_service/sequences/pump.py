@@ -16,6 +16,7 @@ from blink_proto.arena import ErrorCode, Finish, RecordKind
 from dpu_service.channel.client import ChannelClient, LeaseState, News, SharedPrompt
 from dpu_service.channel.errors import ChannelError, LeaseLostError
 from dpu_service.channel.rings import Sampling
+from dpu_service.sequences.alarm import Alarm
 from dpu_service.sequences.errors import (
     DeviceUnavailableError,
     QueueFullError,
@@ -24,18 +25,15 @@ from dpu_service.sequences.errors import (
 )
 from dpu_service.sequences.health import DeviceHealth, HeartbeatWatch
 from dpu_service.sequences.inbox import Inbox, Tokens
+from dpu_service.sequences.rhythm import Rhythm
 from dpu_service.transport.base import TransportError
 
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
 ASK_AGAIN_SECONDS = 2.0
-SHORTEST_WAIT = 0.001
-LONGEST_WAIT = 0.005
 TOGETHER = 128
 """Requests that take their news before the first of them sends (see `Listener`); more would only let it wait longer."""
-WAIT_SHARE = 1 / 32
-"""A poll waits for this share of the time since the last news, so that it adds little to any step time."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class Pump:
         self._by_position: dict[int, Running] = {}
         self._not_started = 0
         self._wakeup = asyncio.Event()
-        self._last_news = 0.0
+        self._rhythm = Rhythm()
         self._last_beat = 0.0
         self._asked = 0.0
         self._on_change = on_change
@@ -146,7 +144,7 @@ class Pump:
         self._queue.extend(made)
         self._not_started += count
         self._guarded(self._submit_queued)
-        self._last_news = time.monotonic()  # poll for the first token as for any other
+        self._rhythm.start(time.monotonic())
         self._wakeup.set()
         return made
 
@@ -175,10 +173,11 @@ class Pump:
         descriptor = self.client.descriptor
         if descriptor is not None:
             asyncio.get_running_loop().add_reader(descriptor, self._take_arrivals)
-        while not self._closed:
-            self._guarded(self._turn)
-            if not self._closed:
-                await self._pause()
+        with Alarm() as alarm:
+            while not self._closed:
+                self._guarded(self._turn)
+                if not self._closed:
+                    await self._pause(alarm)
 
     def close(self, failure: SequencesError) -> None:
         """Ends every sequence with `failure` and lets the channel go."""
@@ -237,7 +236,7 @@ class Pump:
     def _take_news(self, now: float) -> None:
         news = self.client.poll()
         if news:
-            self._last_news = now
+            self._rhythm.news(now)
             self._deliver(news)
 
     def _take_lease(self, now: float) -> None:
@@ -262,7 +261,7 @@ class Pump:
             self.fail_all(DeviceUnavailableError(f"the device is gone ({health.value})"))
         self._on_change()
 
-    async def _pause(self) -> None:
+    async def _pause(self, alarm: Alarm) -> None:
         if self.client.state is LeaseState.VACANT:  # lost just now: do not fight over it
             await asyncio.sleep(BEAT_SECONDS)
             return
@@ -271,8 +270,7 @@ class Pump:
             if self.health.is_lost:
                 await asyncio.sleep(BEAT_SECONDS / 5)
                 return
-            idle = (time.monotonic() - self._last_news) * WAIT_SHARE
-            await asyncio.sleep(min(max(idle, SHORTEST_WAIT), LONGEST_WAIT))
+            await alarm.sleep(self._rhythm.wait(time.monotonic()))
             return
         self._wakeup.clear()
         try:

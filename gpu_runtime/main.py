@@ -17,12 +17,14 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from blink_proto.secret import forbid_core_dumps
 from gpu_runtime.chain.process import ChainError
 from gpu_runtime.config import ConfigError, RuntimeConfig, make_config
 from gpu_runtime.control.device_check import require_device
 from gpu_runtime.control.errors import ControlError
 from gpu_runtime.control.runtime import Runtime
-from gpu_runtime.control.server import AddressError, start_server, stop_server, wait_for_end
+from gpu_runtime.control.server import AddressError, Listen, start_server, wait_for_end
+from gpu_runtime.control.tls import TlsFiles
 from gpu_runtime.registration.choose import TRANSPORTS
 
 console = Console(stderr=True)
@@ -47,16 +49,29 @@ async def load_with_progress(runtime: Runtime, source: str, name: str) -> None:
     console.print(f"serving {model.name}: {model.architecture}, {model.parameters / 1e6:.1f} M parameters")
 
 
-async def serve(config: RuntimeConfig, listen: str, source: str, name: str, grace: float, ready_fd: int) -> int:
+def tls_files(certificate: str, key: str, client_ca: str) -> TlsFiles | None:
+    """All three, or none for plain text.
+
+    Raises:
+        ConfigError: only some are given.
+    """
+    if not certificate and not key and not client_ca:
+        return None
+    if not (certificate and key and client_ca):
+        raise ConfigError("--tls-cert, --tls-key and --client-ca go together")
+    return TlsFiles(certificate, key, client_ca)
+
+
+async def serve(config: RuntimeConfig, listen: Listen, source: str, name: str, grace: float, ready_fd: int) -> int:
     """Runs until told to stop; the exit status."""
     runtime = Runtime(config)
-    server, port, follower = await start_server(runtime, listen)
-    console.print(f"control plane on port {port} ({listen})")
+    server = await start_server(runtime, listen)
+    console.print(f"control plane on port {server.port} ({listen.address}, {'TLS' if listen.tls else 'plain text'})")
     try:
         if source:
             await load_with_progress(runtime, source, name)
         if ready_fd >= 0:
-            os.write(ready_fd, f"ready {port}\n".encode())
+            os.write(ready_fd, f"ready {server.port}\n".encode())
             os.close(ready_fd)
         status = await wait_for_end(runtime)
         if status:
@@ -65,12 +80,20 @@ async def serve(config: RuntimeConfig, listen: str, source: str, name: str, grac
         return status
     finally:
         await runtime.close(grace)
-        await stop_server(server, follower)
+        await server.stop()
 
 
 def run(
     device: Annotated[str, typer.Option(help="cpu: the soft GPU. cuda: the first CUDA device.")] = "cpu",
     listen: Annotated[str, typer.Option(help="Address of the gRPC control plane.")] = "127.0.0.1:50051",
+    tls_cert: Annotated[
+        str, typer.Option(help="PEM certificate chain of the control plane; default: plain text.")
+    ] = "",
+    tls_key: Annotated[str, typer.Option(help="PEM key of --tls-cert.")] = "",
+    client_ca: Annotated[str, typer.Option(help="PEM authorities that sign the callers' certificates.")] = "",
+    insecure: Annotated[bool, typer.Option("--insecure", help="Plain text also to other machines.")] = False,
+    reflection: Annotated[bool | None, typer.Option(help="gRPC reflection; default: in plain text only.")] = None,
+    audit_log: Annotated[str, typer.Option(help="File for administrative calls; -: standard error.")] = "-",
     model: Annotated[str, typer.Option(help="Hugging Face folder, GGUF file or built-in name to load at start.")] = "",
     name: Annotated[str, typer.Option(help="Name that clients use for it; default: its own.")] = "",
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32; default: bfloat16 on CUDA.")] = "",
@@ -96,7 +119,9 @@ def run(
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
     """Runs the GPU runtime: loads a model, starts the chain, and idles."""
+    forbid_core_dumps()
     try:
+        where = Listen(listen, tls_files(tls_cert, tls_key, client_ca), insecure, reflection, audit_log)
         config = make_config(
             device,
             dtype=dtype,
@@ -115,7 +140,7 @@ def run(
             rdma_address=rdma_address,
         )
         require_device(device)
-        raise SystemExit(asyncio.run(serve(config, listen, model, name, grace, ready_fd)))
+        raise SystemExit(asyncio.run(serve(config, where, model, name, grace, ready_fd)))
     except ConfigError as error:
         say_error(error)
         raise SystemExit(2) from error

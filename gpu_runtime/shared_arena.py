@@ -7,13 +7,14 @@ import json
 import mmap
 import os
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blink_proto import arena
+from blink_proto.secret import SecretBytes
 
 SHM_FOLDER = Path("/dev/shm")
 _PREFIX = "blink-arena-"
@@ -26,9 +27,9 @@ class ArenaName:
     inbound: str
     outbound: str
 
-    def transport_blob(self) -> bytes:
+    def transport_blob(self) -> SecretBytes:
         """What a front end with the `shm` transport needs to find the arena (JSON)."""
-        return json.dumps({"inbound": f"/{self.inbound}", "outbound": f"/{self.outbound}"}).encode()
+        return SecretBytes(json.dumps({"inbound": f"/{self.inbound}", "outbound": f"/{self.outbound}"}).encode())
 
     def __repr__(self) -> str:
         return "ArenaName(redacted)"
@@ -38,7 +39,7 @@ class ArenaName:
 class ArenaLimits:
     """What the header says beside the sizes."""
 
-    nonce: int
+    nonce: int = field(repr=False)
     epoch: int
     vocab_size: int
     max_model_tokens: int

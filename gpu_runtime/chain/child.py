@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 
+from blink_proto.secret import forbid_core_dumps
 from gpu_runtime.chain.spec import ChainSpec
 from gpu_runtime.mailbox import Mailbox
 from gpu_runtime.scheduler import layout
@@ -25,6 +26,7 @@ _PR_SET_PDEATHSIG = 1
 
 def begin_child() -> tuple[ChainSpec, Mailbox, SharedArena]:
     """Reads the ChainSpec from standard input and attaches to what it names."""
+    forbid_core_dumps()
     spec = ChainSpec.from_json(sys.stdin.buffer.readline())
     _leave_with_parent(int(sys.argv[1]))
     _ignore_terminal_signals()

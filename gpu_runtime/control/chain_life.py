@@ -9,18 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from blink_proto import arena, control_pb2
+from blink_proto.secret import SecretInt
 from gpu_runtime.chain.process import ChainError, ChainProcess, Progress
 from gpu_runtime.chain.spec import ChainSpec
 from gpu_runtime.config import RuntimeConfig
 from gpu_runtime.control.errors import BadRequestError
 from gpu_runtime.control.prepare import Prepared
-from gpu_runtime.control.sessions import Sessions
+from gpu_runtime.control.sessions import Session, Sessions
 from gpu_runtime.registration.base import Registrar, Registration, RegistrationError
 from gpu_runtime.registration.choose import RdmaChoice, make_registrar
 from gpu_runtime.scheduler import layout
 from gpu_runtime.shared_arena import ArenaLimits, SharedArena
 
-SWEEP_SECONDS = 1.0
+SWEEP_SECONDS = 0.5
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -50,7 +51,7 @@ class ChainLife:
             ChainError: the chain ended instead.
             BadRequestError: a transport cannot be had.
         """
-        sizes, nonce = prepared.config.arena_sizes(), secrets.randbits(64)
+        sizes, nonce = prepared.config.arena_sizes(), SecretInt(secrets.randbits(64))
         limits = ArenaLimits(nonce, epoch, prepared.limits.vocab_size, prepared.window, prepared.longest)
         shared = SharedArena.create(sizes, limits)
         try:
@@ -59,7 +60,11 @@ class ChainLife:
         except BaseException:
             shared.unlink()
             raise
-        sessions = Sessions(sizes.channels, lambda channel: bool(shared.channel_out(channel)[0]["live"]))
+        sessions = Sessions(
+            sizes.channels,
+            lambda channel: bool(shared.channel_out(channel)[0]["live"]),
+            prepared.config.lease_timeout_seconds,
+        )
         life = cls(describe_model(prepared), prepared.folder.path, shared, chain, sessions, registrars, nonce, epoch)
         life._sweeper = asyncio.create_task(life._sweep())
         return life
@@ -115,9 +120,22 @@ class ChainLife:
         self.arena.unlink()
 
     async def _sweep(self) -> None:
-        while True:
+        while not self.chain.ended:
             await asyncio.sleep(SWEEP_SECONDS)
             self.sessions.sweep(time.monotonic())
+
+    def list_sessions(self) -> list[control_pb2.Session]:
+        """Who holds which channels."""
+        return [self._describe_session(session) for session in self.sessions.all()]
+
+    def _describe_session(self, session: Session) -> control_pb2.Session:
+        made = control_pb2.Session(
+            front_end=session.front_end, transport=session.transport, opened_unix_seconds=session.opened_unix_seconds
+        )
+        for index in session.channels:
+            page = self.arena.channel_out(index)[0]
+            made.channels.add(index=index, live=bool(page["live"]), lease=int(page["lease"]))
+        return made
 
     def open_session(
         self, front_end: str, channels: int, transport: str, offer: bytes
@@ -139,7 +157,7 @@ class ChainLife:
             except RegistrationError as error:
                 raise BadRequestError(str(error)) from error
 
-        granted, registration = self.sessions.open(front_end, channels, register)
+        granted, registration = self.sessions.open(front_end, channels, transport, register)
         sizes = self.arena.sizes
         return control_pb2.OpenSessionResponse(
             layout=control_pb2.ArenaLayout(

@@ -88,7 +88,8 @@ def available_bytes(config: RuntimeConfig, replaced: int | None = None) -> int:
 def _own_bytes(process: int) -> int:
     """Memory that is free once a process has ended."""
     try:
-        return int(psutil.Process(process).memory_full_info().uss)
+        used = psutil.Process(process).memory_info()  # what is its own alone is not shown to others of the same user
+        return int(used.rss - getattr(used, "shared", 0))
     except psutil.Error:  # it has ended
         return 0
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 
 from blink_proto import control_pb2
 from blink_proto.control_pb2 import Phase
@@ -15,29 +13,9 @@ from gpu_runtime.control.chain_life import ChainLife
 from gpu_runtime.control.errors import BadRequestError, NoSuchModelError, NotReadyError
 from gpu_runtime.control.memory import available_bytes
 from gpu_runtime.control.prepare import Prepared, check_tokenizer, prepare
+from gpu_runtime.control.watch import Watch
 from gpu_runtime.model.errors import ModelError
 from gpu_runtime.model.source import ModelFolder, resolve_model
-
-
-@dataclass
-class Watch:
-    """The present state, and a wake-up for everybody who waits for the next one."""
-
-    state: control_pb2.State = field(default_factory=lambda: control_pb2.State(phase=Phase.PHASE_IDLE))
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def set(self, phase: Phase, epoch: int, model: str = "", detail: str = "", life: int = 0) -> None:
-        """Moves to another state."""
-        self.state = control_pb2.State(phase=phase, epoch=epoch, model=model, detail=detail, life=life)
-        self.changed.set()
-        self.changed = asyncio.Event()
-
-    async def follow(self) -> AsyncIterator[control_pb2.State]:
-        """The present state, then every later one; states that come faster than they are taken are merged."""
-        while True:
-            changed, state = self.changed, self.state
-            yield state
-            await changed.wait()
 
 
 class Runtime:

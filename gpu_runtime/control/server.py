@@ -5,56 +5,111 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from blink_proto import control_pb2
-from blink_proto.control_pb2 import Phase
 from blink_proto.control_pb2_grpc import add_ControlServicer_to_server
+from blink_proto.dial import DialError
+from blink_proto.grpc_settings import MAX_CALLS, SERVER_OPTIONS, is_local
+from gpu_runtime.config import ConfigError
+from gpu_runtime.control.access import Guard
+from gpu_runtime.control.audit import STANDARD_ERROR, Audit
+from gpu_runtime.control.health import SERVICE, follow_health, make_health
 from gpu_runtime.control.runtime import Runtime
 from gpu_runtime.control.service import ControlService
-
-SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+from gpu_runtime.control.tls import ServerTls, TlsFiles
 
 
 class AddressError(RuntimeError):
     """The address cannot be listened on."""
 
 
-async def start_server(runtime: Runtime, address: str) -> tuple[Any, int, asyncio.Task[None]]:
-    """Starts the gRPC server; (server, port, the task that keeps the health service up to date).
+@dataclass(frozen=True)
+class Listen:
+    """What the operator chooses for the control plane."""
+
+    address: str
+    tls: TlsFiles | None = None
+    insecure: bool = False
+    """Plain text also where other machines can reach it."""
+    reflection: bool | None = None
+    """None: in plain text only."""
+    audit_log: str = STANDARD_ERROR
+
+
+@dataclass
+class ControlServer:
+    """A running server and what keeps it up to date."""
+
+    server: Any
+    port: int
+    checks: Any
+    followers: list[asyncio.Task[None]]
+
+    async def stop(self) -> None:
+        """Ends the streams and the server."""
+        for follower in self.followers:
+            follower.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await follower
+        await self.checks.enter_graceful_shutdown()
+        await self.server.stop(grace=1.0)
+
+
+def check_listen(listen: Listen) -> tuple[ServerTls | None, Audit]:
+    """Everything that can be wrong with the choices, before anything is started.
 
     Raises:
+        ConfigError: says what.
+    """
+    if listen.tls is None and not is_local(listen.address) and not listen.insecure:
+        raise ConfigError(
+            f"--listen {listen.address} can be reached from other machines: it needs --tls-cert, --tls-key and "
+            "--client-ca (blinkctl certs init makes them), or --insecure if everybody there may administer this runtime"
+        )
+    try:
+        tls = None if listen.tls is None else ServerTls(listen.tls)
+    except DialError as error:
+        raise ConfigError(f"the control plane's {error}") from error
+    try:
+        return tls, Audit(listen.audit_log)
+    except OSError as error:
+        raise ConfigError(f"--audit-log {listen.audit_log}: {error.strerror}") from error
+
+
+async def start_server(runtime: Runtime, listen: Listen) -> ControlServer:
+    """Starts the gRPC server.
+
+    Raises:
+        ConfigError: the choices cannot work.
         AddressError: the address is taken or malformed.
     """
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    tls, audit = check_listen(listen)
+    server = grpc.aio.server(interceptors=[Guard(audit)], options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
     add_ControlServicer_to_server(ControlService(runtime), server)
-    checks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
+    checks = make_health()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    reflection.enable_server_reflection([SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    if tls is None if listen.reflection is None else listen.reflection:
+        reflection.enable_server_reflection([SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    port = _bind(server, listen.address, tls)
+    await server.start()
+    followers = [asyncio.create_task(follow_health(runtime, checks))]
+    if tls is not None:
+        followers.append(asyncio.create_task(tls.follow()))
+    return ControlServer(server, port, checks, followers)
+
+
+def _bind(server: Any, address: str, tls: ServerTls | None) -> int:
     try:
-        port = server.add_insecure_port(address)
+        if tls is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, tls.credentials()))
     except RuntimeError as error:
         raise AddressError(f"cannot listen on {address}: is another runtime there?") from error
-    await server.start()
-    return server, port, asyncio.create_task(_follow_health(runtime, checks))
-
-
-async def _follow_health(runtime: Runtime, checks: Any) -> None:
-    """Overall and control service: up while the process is; each model by name: while it is served."""
-    await checks.set("", _SERVING)
-    await checks.set(SERVICE, _SERVING)
-    async for state in runtime.watch.follow():
-        if state.model:
-            serving = state.phase == Phase.PHASE_SERVING
-            await checks.set(state.model, _SERVING if serving else _NOT_SERVING)
-        if state.phase == Phase.PHASE_FAILED:
-            await checks.set("", _NOT_SERVING)
 
 
 async def wait_for_end(runtime: Runtime) -> int:
@@ -68,11 +123,3 @@ async def wait_for_end(runtime: Runtime) -> int:
     for wait in waits:
         wait.cancel()
     return 1 if runtime.failed.is_set() else 0
-
-
-async def stop_server(server: Any, follower: asyncio.Task[None]) -> None:
-    """Ends the streams and the server."""
-    follower.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await follower
-    await server.stop(grace=1.0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +26,22 @@ CHUNK_BYTES = 1 << 20
 MAX_GRACE_SECONDS = 3600
 
 
+@dataclass(frozen=True)
+class _Load:
+    """A load under way, whoever asked for it."""
+
+    request: control_pb2.LoadModelRequest
+    task: asyncio.Task[control_pb2.Model]
+    latest: control_pb2.LoadModelProgress
+
+
 class ControlService(ControlServicer):
     """See `control.proto` for what each call does and refuses."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._loads: set[asyncio.Task[control_pb2.Model]] = set()
+        self._load: _Load | None = None
+        """The latest one."""
 
     async def GetServerInfo(
         self, request: control_pb2.GetServerInfoRequest, context: Context
@@ -50,23 +62,33 @@ class ControlService(ControlServicer):
     async def LoadModel(
         self, request: control_pb2.LoadModelRequest, context: Context
     ) -> AsyncIterator[control_pb2.LoadModelProgress]:
-        """Streams progress. The load goes on when the caller goes away."""
+        """Streams progress. The load goes on when the caller goes away, and the same request joins it."""
         if not request.source:
             await refuse(context, BadRequestError("source is empty"))
+        load = self._join(request) or self._begin(request)
+        while not load.task.done():
+            yield load.latest
+            await asyncio.wait([load.task], timeout=0.2)
+        model = await answer(context, lambda: asyncio.shield(load.task))
+        yield control_pb2.LoadModelProgress(stage="ready", done=True, model=model)
+
+    def _join(self, request: control_pb2.LoadModelRequest) -> _Load | None:
+        load = self._load
+        return load if load is not None and load.request == request and not load.task.done() else None
+
+    def _begin(self, request: control_pb2.LoadModelRequest) -> _Load:
         latest = control_pb2.LoadModelProgress(stage="starting")
 
         def report(done: int, total: int, what: str) -> None:
             latest.stage, latest.done_units, latest.total_units = what, done, total
 
         grace = min(request.grace_seconds, MAX_GRACE_SECONDS) if request.replace else None
-        load = asyncio.create_task(self._runtime.load(request.source, request.name, report, replace_grace=grace))
-        self._loads.add(load)
-        load.add_done_callback(self._loads.discard)
-        while not load.done():
-            yield latest
-            await asyncio.wait([load], timeout=0.2)
-        model = await answer(context, lambda: load)
-        yield control_pb2.LoadModelProgress(stage="ready", done=True, model=model)
+        task = asyncio.create_task(self._runtime.load(request.source, request.name, report, replace_grace=grace))
+        task.add_done_callback(_note_outcome)
+        begun = _Load(request, task, latest)
+        if self._load is None or self._load.task.done():
+            self._load = begun  # otherwise the runtime refuses this one
+        return begun
 
     async def UnloadModel(
         self, request: control_pb2.UnloadModelRequest, context: Context
@@ -95,6 +117,13 @@ class ControlService(ControlServicer):
 
         opened: control_pb2.OpenSessionResponse = await answer(context, open_session)
         return opened
+
+    async def ListSessions(
+        self, request: control_pb2.ListSessionsRequest, context: Context
+    ) -> control_pb2.ListSessionsResponse:
+        """Who holds which channels; nothing without a model."""
+        sessions = self._runtime.life.list_sessions() if self._runtime.models() else []
+        return control_pb2.ListSessionsResponse(sessions=sessions)
 
     async def FetchTokenizer(
         self, request: control_pb2.FetchTokenizerRequest, context: Context
@@ -130,6 +159,12 @@ class ControlService(ControlServicer):
         if model not in [loaded.name for loaded in self._runtime.models()]:
             raise NoSuchModelError(f"no model named {model!r} is loaded")
         return self._runtime.life.folder
+
+
+def _note_outcome(task: asyncio.Task[control_pb2.Model]) -> None:
+    """A load that fails when nobody waits for it any more is told to the operator."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        sys.stderr.write(f"a model was not loaded: {error}\n")
 
 
 async def answer(context: Context, call: Callable[[], Awaitable[Any]]) -> Any:

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpu_runtime.control.errors import BadRequestError, ExhaustedError
 from gpu_runtime.registration.base import Registration
 
-CLAIM_SECONDS = 30.0
-"""How long handed-out channels stay reserved for a front end that has not taken its leases yet."""
 REVOKE_SECONDS = 5.0
 """How long a front end that had a lease and lost it keeps what it was given; enough to ask for the next lease."""
+SILENT_LEASES = 2.0
+"""A session ends when none of its channels was live for so many lease times: long enough for workers that are started
+again, and for front ends that have their session and not yet their leases."""
 
 Register = Callable[[tuple[int, ...]], Registration]
 
 
 @dataclass
-class _Claim:
+class Session:
+    """What one front end holds."""
+
+    front_end: str
+    transport: str
     channels: tuple[int, ...]
+    registration: Registration = field(repr=False)
     opened: float
-    registration: Registration
+    """By the monotonic clock."""
     lived: float | None = None
     """When it was last seen with a lease."""
+    opened_unix_seconds: int = field(default_factory=lambda: int(time.time()))
+
+    def silence(self, now: float) -> float:
+        """Seconds without a lease."""
+        return now - (self.opened if self.lived is None else self.lived)
 
 
 class Sessions:
@@ -32,14 +43,18 @@ class Sessions:
     Args:
         total: channels of the arena.
         is_live: whether a worker holds the lease of a channel now.
+        lease_seconds: how long a lease lasts without a heartbeat.
     """
 
-    def __init__(self, total: int, is_live: Callable[[int], bool]) -> None:
+    def __init__(self, total: int, is_live: Callable[[int], bool], lease_seconds: float = 15.0) -> None:
         self._total = total
         self._is_live = is_live
-        self._claims: dict[str, _Claim] = {}
+        self._patience = SILENT_LEASES * lease_seconds
+        self._sessions: dict[str, Session] = {}
 
-    def open(self, front_end: str, count: int, register: Register) -> tuple[tuple[int, ...], Registration]:
+    def open(
+        self, front_end: str, count: int, transport: str, register: Register
+    ) -> tuple[tuple[int, ...], Registration]:
         """Channels for a front end: the ones it had, more or fewer when it asks for another number. What it was given
         before is revoked, and `register` gives it the new channels.
 
@@ -51,8 +66,9 @@ class Sessions:
             raise BadRequestError("front_end must be a name of 1 to 128 characters")
         if count < 1:
             raise BadRequestError("channels must be at least 1")
-        self._forget_abandoned(front_end)
-        before = self._claims.get(front_end)
+        now = time.monotonic()
+        self.sweep(now)
+        before = self._sessions.get(front_end)
         kept = before.channels[:count] if before else ()
         free = [channel for channel in self.free() if channel not in kept]
         if count - len(kept) > len(free):
@@ -61,35 +77,38 @@ class Sessions:
         if before:  # first, so that two workers never reach the same channel
             before.registration.revoke()
         registration = register(channels)
-        self._claims[front_end] = _Claim(channels, time.monotonic(), registration)
+        self._sessions[front_end] = Session(front_end, transport, channels, registration, now)
         return channels, registration
 
+    def all(self) -> list[Session]:
+        """Every open session, in the order of the first opening."""
+        return list(self._sessions.values())
+
     def free(self) -> list[int]:
-        """Channels that nobody holds."""
-        taken = {channel for claim in self._claims.values() for channel in claim.channels}
-        return [channel for channel in range(self._total) if channel not in taken]
+        """Channels that nobody holds: neither a session nor a lease. A front end that was stopped for long may come back
+        to a channel that is no longer its own.
+        """
+        taken = {channel for session in self.all() for channel in session.channels}
+        return [channel for channel in range(self._total) if channel not in taken and not self._is_live(channel)]
 
     def sweep(self, now: float) -> None:
-        """Takes from front ends whose leases have ended what they were given; the channels stay theirs to ask for.
+        """Takes from front ends whose leases have ended what they were given; the channels stay theirs to ask for until
+        the session ends too.
 
         To be called about once a second, with the time of the monotonic clock.
         """
-        for claim in self._claims.values():
-            if any(map(self._is_live, claim.channels)):
-                claim.lived = now
-            elif now - (claim.lived or claim.opened) >= (REVOKE_SECONDS if claim.lived else CLAIM_SECONDS):
-                claim.registration.revoke()
+        for session in self.all():
+            if any(map(self._is_live, session.channels)):
+                session.lived = now
+                continue
+            silence = session.silence(now)
+            if silence >= self._patience or (session.lived is not None and silence >= REVOKE_SECONDS):
+                session.registration.revoke()
+            if silence >= self._patience:
+                del self._sessions[session.front_end]
 
     def close(self) -> None:
         """Takes everything away from everybody."""
-        for claim in self._claims.values():
-            claim.registration.revoke()
-        self._claims.clear()
-
-    def _forget_abandoned(self, asking: str) -> None:
-        now = time.monotonic()
-        for name, claim in list(self._claims.items()):
-            fresh = now - claim.opened < CLAIM_SECONDS
-            if name != asking and not fresh and not any(map(self._is_live, claim.channels)):
-                claim.registration.revoke()
-                del self._claims[name]
+        for session in self.all():
+            session.registration.revoke()
+        self._sessions.clear()

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62link_proto/control.proto\x12\x10\x62link.control.v1\"k\n\x05State\x12&\n\x05phase\x18\x01 \x01(\x0e\x32\x17.blink.control.v1.Phase\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x0c\n\x04life\x18\x05 \x01(\x06\"\xcd\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x18\n\x10max_model_tokens\x18\x04 \x01(\r\x12\x1b\n\x13max_sequence_tokens\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x12\n\nparameters\x18\x07 \x01(\x04\x12\x1b\n\x13loaded_unix_seconds\x18\x08 \x01(\x03\x12\r\n\x05\x64type\x18\t \x01(\t\"\x16\n\x14GetServerInfoRequest\"\xb5\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0b\x32\x17.blink.control.v1.State\x12\x15\n\rarena_version\x18\x04 \x01(\r\x12\x13\n\x0blayout_hash\x18\x05 \x01(\x06\x12\x10\n\x08\x63hannels\x18\x06 \x01(\r\x12\x15\n\rchannels_free\x18\x07 \x01(\r\"X\n\x10LoadModelRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\x12\x15\n\rgrace_seconds\x18\x04 \x01(\r\"\x81\x01\n\x11LoadModelProgress\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x12\n\ndone_units\x18\x02 \x01(\x04\x12\x13\n\x0btotal_units\x18\x03 \x01(\x04\x12\x0c\n\x04\x64one\x18\x04 \x01(\x08\x12&\n\x05model\x18\x05 \x01(\x0b\x32\x17.blink.control.v1.Model\"9\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rgrace_seconds\x18\x02 \x01(\r\"\x15\n\x13UnloadModelResponse\"\x13\n\x11ListModelsRequest\"=\n\x12ListModelsResponse\x12\'\n\x06models\x18\x01 \x03(\x0b\x32\x17.blink.control.v1.Model\"\xc8\x01\n\x0b\x41renaLayout\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x13\n\x0blayout_hash\x18\x02 \x01(\x06\x12\x10\n\x08\x63hannels\x18\x03 \x01(\r\x12\x14\n\x0csubmit_slots\x18\x04 \x01(\r\x12\x14\n\x0c\x63\x61ncel_slots\x18\x05 \x01(\r\x12\x11\n\tlog_slots\x18\x06 \x01(\r\x12\x13\n\x0bheap_tokens\x18\x07 \x01(\r\x12\x15\n\rinbound_bytes\x18\x08 \x01(\x04\x12\x16\n\x0eoutbound_bytes\x18\t \x01(\x04\"u\n\x12OpenSessionRequest\x12\x11\n\tfront_end\x18\x01 \x01(\t\x12\x10\n\x08\x63hannels\x18\x02 \x01(\r\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\x13\n\x0blayout_hash\x18\x04 \x01(\x06\x12\x12\n\x05offer\x18\x05 \x01(\x0c\x42\x03\x80\x01\x01\"\xb9\x01\n\x13OpenSessionResponse\x12-\n\x06layout\x18\x01 \x01(\x0b\x32\x1d.blink.control.v1.ArenaLayout\x12\r\n\x05nonce\x18\x02 \x01(\x06\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x10\n\x08\x63hannels\x18\x04 \x03(\r\x12\x1b\n\x0etransport_blob\x18\x05 \x01(\x0c\x42\x03\x80\x01\x01\x12&\n\x05model\x18\x06 \x01(\x0b\x32\x17.blink.control.v1.Model\"&\n\x15\x46\x65tchTokenizerRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x13\x46\x65tchTokenizerChunk\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"5\n\x0c\x44rainRequest\x12\x15\n\rgrace_seconds\x18\x01 \x01(\r\x12\x0e\n\x06resume\x18\x02 \x01(\x08\" \n\rDrainResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\"\x13\n\x11WatchStateRequest*z\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0e\n\nPHASE_IDLE\x10\x01\x12\x11\n\rPHASE_LOADING\x10\x02\x12\x11\n\rPHASE_SERVING\x10\x03\x12\x12\n\x0ePHASE_DRAINING\x10\x04\x12\x10\n\x0cPHASE_FAILED\x10\x05\x32\xd0\x05\n\x07\x43ontrol\x12`\n\rGetServerInfo\x12&.blink.control.v1.GetServerInfoRequest\x1a\'.blink.control.v1.GetServerInfoResponse\x12V\n\tLoadModel\x12\".blink.control.v1.LoadModelRequest\x1a#.blink.control.v1.LoadModelProgress0\x01\x12Z\n\x0bUnloadModel\x12$.blink.control.v1.UnloadModelRequest\x1a%.blink.control.v1.UnloadModelResponse\x12W\n\nListModels\x12#.blink.control.v1.ListModelsRequest\x1a$.blink.control.v1.ListModelsResponse\x12Z\n\x0bOpenSession\x12$.blink.control.v1.OpenSessionRequest\x1a%.blink.control.v1.OpenSessionResponse\x12\x62\n\x0e\x46\x65tchTokenizer\x12\'.blink.control.v1.FetchTokenizerRequest\x1a%.blink.control.v1.FetchTokenizerChunk0\x01\x12H\n\x05\x44rain\x12\x1e.blink.control.v1.DrainRequest\x1a\x1f.blink.control.v1.DrainResponse\x12L\n\nWatchState\x12#.blink.control.v1.WatchStateRequest\x1a\x17.blink.control.v1.State0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62link_proto/control.proto\x12\x10\x62link.control.v1\"k\n\x05State\x12&\n\x05phase\x18\x01 \x01(\x0e\x32\x17.blink.control.v1.Phase\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x0c\n\x04life\x18\x05 \x01(\x06\"\xcd\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x18\n\x10max_model_tokens\x18\x04 \x01(\r\x12\x1b\n\x13max_sequence_tokens\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x12\n\nparameters\x18\x07 \x01(\x04\x12\x1b\n\x13loaded_unix_seconds\x18\x08 \x01(\x03\x12\r\n\x05\x64type\x18\t \x01(\t\"\x16\n\x14GetServerInfoRequest\"\xb5\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0b\x32\x17.blink.control.v1.State\x12\x15\n\rarena_version\x18\x04 \x01(\r\x12\x13\n\x0blayout_hash\x18\x05 \x01(\x06\x12\x10\n\x08\x63hannels\x18\x06 \x01(\r\x12\x15\n\rchannels_free\x18\x07 \x01(\r\"X\n\x10LoadModelRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\x12\x15\n\rgrace_seconds\x18\x04 \x01(\r\"\x81\x01\n\x11LoadModelProgress\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x12\n\ndone_units\x18\x02 \x01(\x04\x12\x13\n\x0btotal_units\x18\x03 \x01(\x04\x12\x0c\n\x04\x64one\x18\x04 \x01(\x08\x12&\n\x05model\x18\x05 \x01(\x0b\x32\x17.blink.control.v1.Model\"9\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rgrace_seconds\x18\x02 \x01(\r\"\x15\n\x13UnloadModelResponse\"\x13\n\x11ListModelsRequest\"=\n\x12ListModelsResponse\x12\'\n\x06models\x18\x01 \x03(\x0b\x32\x17.blink.control.v1.Model\"\xc8\x01\n\x0b\x41renaLayout\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x13\n\x0blayout_hash\x18\x02 \x01(\x06\x12\x10\n\x08\x63hannels\x18\x03 \x01(\r\x12\x14\n\x0csubmit_slots\x18\x04 \x01(\r\x12\x14\n\x0c\x63\x61ncel_slots\x18\x05 \x01(\r\x12\x11\n\tlog_slots\x18\x06 \x01(\r\x12\x13\n\x0bheap_tokens\x18\x07 \x01(\r\x12\x15\n\rinbound_bytes\x18\x08 \x01(\x04\x12\x16\n\x0eoutbound_bytes\x18\t \x01(\x04\"u\n\x12OpenSessionRequest\x12\x11\n\tfront_end\x18\x01 \x01(\t\x12\x10\n\x08\x63hannels\x18\x02 \x01(\r\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\x13\n\x0blayout_hash\x18\x04 \x01(\x06\x12\x12\n\x05offer\x18\x05 \x01(\x0c\x42\x03\x80\x01\x01\"\xbe\x01\n\x13OpenSessionResponse\x12-\n\x06layout\x18\x01 \x01(\x0b\x32\x1d.blink.control.v1.ArenaLayout\x12\x12\n\x05nonce\x18\x02 \x01(\x06\x42\x03\x80\x01\x01\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x10\n\x08\x63hannels\x18\x04 \x03(\r\x12\x1b\n\x0etransport_blob\x18\x05 \x01(\x0c\x42\x03\x80\x01\x01\x12&\n\x05model\x18\x06 \x01(\x0b\x32\x17.blink.control.v1.Model\"\x15\n\x13ListSessionsRequest\"<\n\x0eSessionChannel\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04live\x18\x02 \x01(\x08\x12\r\n\x05lease\x18\x03 \x01(\x04\"\x80\x01\n\x07Session\x12\x11\n\tfront_end\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\x32\n\x08\x63hannels\x18\x03 \x03(\x0b\x32 .blink.control.v1.SessionChannel\x12\x1b\n\x13opened_unix_seconds\x18\x04 \x01(\x03\"C\n\x14ListSessionsResponse\x12+\n\x08sessions\x18\x01 \x03(\x0b\x32\x19.blink.control.v1.Session\"&\n\x15\x46\x65tchTokenizerRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x13\x46\x65tchTokenizerChunk\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"5\n\x0c\x44rainRequest\x12\x15\n\rgrace_seconds\x18\x01 \x01(\r\x12\x0e\n\x06resume\x18\x02 \x01(\x08\" \n\rDrainResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\"\x13\n\x11WatchStateRequest*z\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0e\n\nPHASE_IDLE\x10\x01\x12\x11\n\rPHASE_LOADING\x10\x02\x12\x11\n\rPHASE_SERVING\x10\x03\x12\x12\n\x0ePHASE_DRAINING\x10\x04\x12\x10\n\x0cPHASE_FAILED\x10\x05\x32\xaf\x06\n\x07\x43ontrol\x12`\n\rGetServerInfo\x12&.blink.control.v1.GetServerInfoRequest\x1a\'.blink.control.v1.GetServerInfoResponse\x12V\n\tLoadModel\x12\".blink.control.v1.LoadModelRequest\x1a#.blink.control.v1.LoadModelProgress0\x01\x12Z\n\x0bUnloadModel\x12$.blink.control.v1.UnloadModelRequest\x1a%.blink.control.v1.UnloadModelResponse\x12W\n\nListModels\x12#.blink.control.v1.ListModelsRequest\x1a$.blink.control.v1.ListModelsResponse\x12Z\n\x0bOpenSession\x12$.blink.control.v1.OpenSessionRequest\x1a%.blink.control.v1.OpenSessionResponse\x12]\n\x0cListSessions\x12%.blink.control.v1.ListSessionsRequest\x1a&.blink.control.v1.ListSessionsResponse\x12\x62\n\x0e\x46\x65tchTokenizer\x12\'.blink.control.v1.FetchTokenizerRequest\x1a%.blink.control.v1.FetchTokenizerChunk0\x01\x12H\n\x05\x44rain\x12\x1e.blink.control.v1.DrainRequest\x1a\x1f.blink.control.v1.DrainResponse\x12L\n\nWatchState\x12#.blink.control.v1.WatchStateRequest\x1a\x17.blink.control.v1.State0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPENSESSIONREQUEST'].fields_by_name['offer']._loaded_options = None
   _globals['_OPENSESSIONREQUEST'].fields_by_name['offer']._serialized_options = b'\200\001\001'
+  _globals['_OPENSESSIONRESPONSE'].fields_by_name['nonce']._loaded_options = None
+  _globals['_OPENSESSIONRESPONSE'].fields_by_name['nonce']._serialized_options = b'\200\001\001'
   _globals['_OPENSESSIONRESPONSE'].fields_by_name['transport_blob']._loaded_options = None
   _globals['_OPENSESSIONRESPONSE'].fields_by_name['transport_blob']._serialized_options = b'\200\001\001'
-  _globals['_PHASE']._serialized_start=1674
-  _globals['_PHASE']._serialized_end=1796
+  _globals['_PHASE']._serialized_start=1964
+  _globals['_PHASE']._serialized_end=2086
   _globals['_STATE']._serialized_start=47
   _globals['_STATE']._serialized_end=154
   _globals['_MODEL']._serialized_start=157
@@ -62,17 +64,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENSESSIONREQUEST']._serialized_start=1163
   _globals['_OPENSESSIONREQUEST']._serialized_end=1280
   _globals['_OPENSESSIONRESPONSE']._serialized_start=1283
-  _globals['_OPENSESSIONRESPONSE']._serialized_end=1468
-  _globals['_FETCHTOKENIZERREQUEST']._serialized_start=1470
-  _globals['_FETCHTOKENIZERREQUEST']._serialized_end=1508
-  _globals['_FETCHTOKENIZERCHUNK']._serialized_start=1510
-  _globals['_FETCHTOKENIZERCHUNK']._serialized_end=1562
-  _globals['_DRAINREQUEST']._serialized_start=1564
-  _globals['_DRAINREQUEST']._serialized_end=1617
-  _globals['_DRAINRESPONSE']._serialized_start=1619
-  _globals['_DRAINRESPONSE']._serialized_end=1651
-  _globals['_WATCHSTATEREQUEST']._serialized_start=1653
-  _globals['_WATCHSTATEREQUEST']._serialized_end=1672
-  _globals['_CONTROL']._serialized_start=1799
-  _globals['_CONTROL']._serialized_end=2519
+  _globals['_OPENSESSIONRESPONSE']._serialized_end=1473
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=1475
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=1496
+  _globals['_SESSIONCHANNEL']._serialized_start=1498
+  _globals['_SESSIONCHANNEL']._serialized_end=1558
+  _globals['_SESSION']._serialized_start=1561
+  _globals['_SESSION']._serialized_end=1689
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=1691
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1758
+  _globals['_FETCHTOKENIZERREQUEST']._serialized_start=1760
+  _globals['_FETCHTOKENIZERREQUEST']._serialized_end=1798
+  _globals['_FETCHTOKENIZERCHUNK']._serialized_start=1800
+  _globals['_FETCHTOKENIZERCHUNK']._serialized_end=1852
+  _globals['_DRAINREQUEST']._serialized_start=1854
+  _globals['_DRAINREQUEST']._serialized_end=1907
+  _globals['_DRAINRESPONSE']._serialized_start=1909
+  _globals['_DRAINRESPONSE']._serialized_end=1941
+  _globals['_WATCHSTATEREQUEST']._serialized_start=1943
+  _globals['_WATCHSTATEREQUEST']._serialized_end=1962
+  _globals['_CONTROL']._serialized_start=2089
+  _globals['_CONTROL']._serialized_end=2904
 # @@protoc_insertion_point(module_scope)

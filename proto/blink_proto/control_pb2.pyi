@@ -180,6 +180,38 @@ class OpenSessionResponse(_message.Message):
     model: Model
     def __init__(self, layout: _Optional[_Union[ArenaLayout, _Mapping]] = ..., nonce: _Optional[int] = ..., epoch: _Optional[int] = ..., channels: _Optional[_Iterable[int]] = ..., transport_blob: _Optional[bytes] = ..., model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
 
+class ListSessionsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SessionChannel(_message.Message):
+    __slots__ = ("index", "live", "lease")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    live: bool
+    lease: int
+    def __init__(self, index: _Optional[int] = ..., live: _Optional[bool] = ..., lease: _Optional[int] = ...) -> None: ...
+
+class Session(_message.Message):
+    __slots__ = ("front_end", "transport", "channels", "opened_unix_seconds")
+    FRONT_END_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    OPENED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    front_end: str
+    transport: str
+    channels: _containers.RepeatedCompositeFieldContainer[SessionChannel]
+    opened_unix_seconds: int
+    def __init__(self, front_end: _Optional[str] = ..., transport: _Optional[str] = ..., channels: _Optional[_Iterable[_Union[SessionChannel, _Mapping]]] = ..., opened_unix_seconds: _Optional[int] = ...) -> None: ...
+
+class ListSessionsResponse(_message.Message):
+    __slots__ = ("sessions",)
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[Session]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ...) -> None: ...
+
 class FetchTokenizerRequest(_message.Message):
     __slots__ = ("model",)
     MODEL_FIELD_NUMBER: _ClassVar[int]

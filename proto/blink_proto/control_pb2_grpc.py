@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class ControlStub:
-    """Missing associated documentation comment in .proto file."""
+    """Who may call what: a certificate's role (blink_proto/roles.py) against the table of gpu_runtime/control/access.py.
+    UNAUTHENTICATED: the certificate names no role. PERMISSION_DENIED: its role may not call this.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -59,6 +61,11 @@ class ControlStub:
                 request_serializer=blink__proto_dot_control__pb2.OpenSessionRequest.SerializeToString,
                 response_deserializer=blink__proto_dot_control__pb2.OpenSessionResponse.FromString,
                 _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/blink.control.v1.Control/ListSessions',
+                request_serializer=blink__proto_dot_control__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=blink__proto_dot_control__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
         self.FetchTokenizer = channel.unary_stream(
                 '/blink.control.v1.Control/FetchTokenizer',
                 request_serializer=blink__proto_dot_control__pb2.FetchTokenizerRequest.SerializeToString,
@@ -77,7 +84,9 @@ class ControlStub:
 
 
 class ControlServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Who may call what: a certificate's role (blink_proto/roles.py) against the table of gpu_runtime/control/access.py.
+    UNAUTHENTICATED: the certificate names no role. PERMISSION_DENIED: its role may not call this.
+    """
 
     def GetServerInfo(self, request, context):
         """What this runtime is and how it is doing.
@@ -89,7 +98,8 @@ class ControlServicer:
     def LoadModel(self, request, context):
         """Loads a model and starts the chain. The stream reports progress; its last message has `done` set.
         FAILED_PRECONDITION: another model is loaded. INVALID_ARGUMENT: unsupported or broken model.
-        RESOURCE_EXHAUSTED: too little memory. Loading what is loaded already succeeds at once.
+        RESOURCE_EXHAUSTED: too little memory. Loading what is loaded already succeeds at once, and the same request while
+        that load is under way joins it. A load goes on when its caller goes away.
         With `replace` another model is no obstacle. The new one is resolved and checked first, against the memory
         that will be free by then, and what is wrong with it is refused while the old one serves on. Then the old one
         is drained and freed as by UnloadModel, and the new one starts as a new epoch.
@@ -116,7 +126,15 @@ class ControlServicer:
     def OpenSession(self, request, context):
         """Hands out channels of the arena. What the same front end was given before over the same name is revoked.
         INVALID_ARGUMENT: the offer is not one of the transport. FAILED_PRECONDITION: no model is loaded.
-        RESOURCE_EXHAUSTED: no channel is free.
+        RESOURCE_EXHAUSTED: no channel is free. A session ends, and its channels are free again, when none of its channels
+        was live for twice the lease time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSessions(self, request, context):
+        """Which front end holds which channels.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,7 +156,8 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchState(self, request, context):
-        """The present state at once, then one message for every change.
+        """The present state at once, then one message for every change. Who takes them too slowly misses some of those
+        between, never the latest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -172,6 +191,11 @@ def add_ControlServicer_to_server(servicer, server):
                     request_deserializer=blink__proto_dot_control__pb2.OpenSessionRequest.FromString,
                     response_serializer=blink__proto_dot_control__pb2.OpenSessionResponse.SerializeToString,
             ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=blink__proto_dot_control__pb2.ListSessionsRequest.FromString,
+                    response_serializer=blink__proto_dot_control__pb2.ListSessionsResponse.SerializeToString,
+            ),
             'FetchTokenizer': grpc.unary_stream_rpc_method_handler(
                     servicer.FetchTokenizer,
                     request_deserializer=blink__proto_dot_control__pb2.FetchTokenizerRequest.FromString,
@@ -196,7 +220,9 @@ def add_ControlServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Control:
-    """Missing associated documentation comment in .proto file."""
+    """Who may call what: a certificate's role (blink_proto/roles.py) against the table of gpu_runtime/control/access.py.
+    UNAUTHENTICATED: the certificate names no role. PERMISSION_DENIED: its role may not call this.
+    """
 
     @staticmethod
     def GetServerInfo(request,
@@ -323,6 +349,33 @@ class Control:
             '/blink.control.v1.Control/OpenSession',
             blink__proto_dot_control__pb2.OpenSessionRequest.SerializeToString,
             blink__proto_dot_control__pb2.OpenSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blink.control.v1.Control/ListSessions',
+            blink__proto_dot_control__pb2.ListSessionsRequest.SerializeToString,
+            blink__proto_dot_control__pb2.ListSessionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,94 @@
+"""The control plane's certificate: checked, and looked at again while the runtime serves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from blink_proto.dial import DialError, check_files
+
+LOOK_SECONDS = 1.0
+_Look = tuple[tuple[int, int, int, int] | None, ...]
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files: the server's chain and key, and the authorities that sign the callers' certificates."""
+
+    certificate: str
+    key: str
+    client_ca: str
+
+
+class ServerTls:
+    """Credentials that follow their files: new handshakes use new ones, open connections go on.
+
+    Raises:
+        DialError: a file cannot be used.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._seen = self._look()
+        self._present = self._read()
+        self._given = self._present
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Callers must show a certificate that the authorities have signed."""
+        made: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(self._present, self._newer, True)
+        return made
+
+    async def follow(self) -> None:
+        """Looks once a second, for ever. What cannot be used changes nothing and is said once."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = self._look()
+            if now == self._seen:
+                continue
+            self._seen = now
+            try:
+                self._present = await asyncio.to_thread(self._read)
+            except DialError as error:
+                _say(f"kept the old certificate of the control plane: {error}")
+            else:
+                _say("took up a new certificate of the control plane")
+
+    def _newer(self) -> grpc.ServerCertificateConfiguration | None:
+        """gRPC asks before each handshake, in a thread of its own."""
+        present = self._present
+        if present is self._given:
+            return None
+        self._given = present
+        return present
+
+    def _read(self) -> grpc.ServerCertificateConfiguration:
+        files = self._files
+        check_files(files.certificate, files.key, files.client_ca)
+        try:
+            key, chain, ca = (Path(path).read_bytes() for path in (files.key, files.certificate, files.client_ca))
+        except OSError as error:
+            raise DialError(str(error)) from error
+        made: grpc.ServerCertificateConfiguration = grpc.ssl_server_certificate_configuration([(key, chain)], ca)
+        return made
+
+    def _look(self) -> _Look:
+        return tuple(map(_identity, (self._files.certificate, self._files.key, self._files.client_ca)))
+
+
+def _identity(path: str) -> tuple[int, int, int, int] | None:
+    """What a name leads to, through any links."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

@@ -122,8 +122,8 @@ class SharedArena:
         header["version"] = arena.VERSION
         header["byte_order"] = arena.BYTE_ORDER_MARK
         header["layout_hash"] = arena.LAYOUT_HASH
-        for field, value in {**asdict(limits), **asdict(self.sizes)}.items():
-            header[field] = value
+        for name, value in {**asdict(limits), **asdict(self.sizes)}.items():
+            header[name] = value
         header["inbound_bytes"] = self.inbound_layout.total_bytes
         header["outbound_bytes"] = self.outbound_layout.total_bytes
         header["magic"] = arena.MAGIC

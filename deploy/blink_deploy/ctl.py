@@ -1,70 +1,91 @@
-"""`blinkctl`: administers a GPU runtime over its control plane."""
+"""`blinkctl`: administers a GPU runtime over its control plane.
+
+Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 the runtime cannot be reached or does not answer in time; 4 the
+certificate's role may not do this.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
-from typing import Annotated, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 import grpc
 import typer
-from google.protobuf.json_format import MessageToDict
-from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from blink_deploy.client import ControlClient
+from blink_deploy import certs
+from blink_deploy.client import DEADLINE_SECONDS, ControlClient
+from blink_deploy.output import REFUSED, USAGE, Output, as_dict, errors, explain, flush, say_error, show
 from blink_proto import control_pb2
+from blink_proto.dial import Dial, DialError
 
-app = typer.Typer(no_args_is_help=True, help=__doc__)
-console = Console()
-errors = Console(stderr=True)
+app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_show_locals=False)
+app.add_typer(certs.app, name="certs")
+
+INTERRUPTED = 130
+Grace = Annotated[int, typer.Option(min=0, max=3600, help="Seconds for running sequences to finish.")]
 
 
-class Output(StrEnum):
-    """How answers are printed."""
+@dataclass(frozen=True)
+class Options:
+    """What holds for every command."""
 
-    TABLE = "table"
-    JSON = "json"
+    dial: Dial
+    output: Output
+    timeout: float
 
 
 @app.callback()
 def _options(
     context: typer.Context,
-    server: Annotated[
-        str, typer.Option(envvar="BLINK_SERVER", help="Address of the control plane.")
+    runtime: Annotated[
+        str, typer.Option(envvar="BLINK_RUNTIME", help="Address of the control plane.")
     ] = "127.0.0.1:50051",
-    output: Annotated[Output, typer.Option(help="table or json")] = Output.TABLE,
+    certs: Annotated[
+        Path | None,
+        typer.Option(envvar="BLINK_CERTS", help="Folder made by `certs init`, instead of --ca, --cert and --key."),
+    ] = None,
+    role: Annotated[str, typer.Option(envvar="BLINK_ROLE", help="Whose certificate in that folder.")] = "administrator",
+    ca: Annotated[str, typer.Option(envvar="BLINK_CA", help="PEM authorities of the runtime's certificate.")] = "",
+    cert: Annotated[str, typer.Option(envvar="BLINK_CERT", help="PEM certificate that says who you are.")] = "",
+    key: Annotated[str, typer.Option(envvar="BLINK_KEY", help="PEM key of --cert.")] = "",
+    server_name: Annotated[
+        str, typer.Option(envvar="BLINK_SERVER_NAME", help="Name in the runtime's certificate, if called by another.")
+    ] = "",
+    insecure: Annotated[bool, typer.Option("--insecure", help="Plain text also to another machine.")] = False,
+    output: Annotated[Output, typer.Option("--output", "-o", envvar="BLINK_OUTPUT", help="table or json")] = (
+        Output.TABLE
+    ),
+    timeout: Annotated[
+        float, typer.Option(envvar="BLINK_TIMEOUT", min=0.1, help="Seconds for an answer.")
+    ] = DEADLINE_SECONDS,
 ) -> None:
     """Administers a GPU runtime."""
-    context.obj = (server, output)
+    if certs is not None and not (ca or cert or key):
+        ca, cert, key = (str(certs / f"{name}.pem") for name in ("ca", role, f"{role}-key"))
+    context.obj = Options(Dial(runtime, ca, cert, key, server_name, insecure), output, timeout)
 
 
 @contextmanager
 def connected(context: typer.Context) -> Iterator[ControlClient]:
-    """A client; what the runtime refuses ends the command with status 1 and its message."""
-    server, _ = context.obj
+    """A client; what the runtime refuses ends the command with its message."""
+    options: Options = context.obj
     try:
-        with ControlClient(server) as client:
+        with ControlClient(options.dial, options.timeout) as client:
             yield client
+    except DialError as error:
+        say_error(str(error))
+        raise typer.Exit(USAGE) from error
     except grpc.RpcError as error:
-        errors.print(f"[red]{error.code().name}: {error.details()}")
-        raise typer.Exit(1) from error
-
-
-def as_dict(message: Any) -> dict[str, Any]:
-    """A message as JSON sees it, with the field names of the contract."""
-    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-
-
-def show(context: typer.Context, value: Any, table: Callable[[], Table]) -> None:
-    """Prints an answer in the chosen way."""
-    if context.obj[1] is Output.JSON:
-        print(json.dumps(value, indent=2))
-    else:
-        console.print(table())
+        raise typer.Exit(explain(error, options.dial.address, secure=options.dial.is_secure)) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def phase_name(state: control_pb2.State) -> str:
@@ -86,9 +107,24 @@ def status(context: typer.Context) -> None:
         made.add_row("model", info.state.model or "–")
         made.add_row("epoch", str(info.state.epoch))
         made.add_row("channels free", f"{info.channels_free} of {info.channels}")
+        if info.state.detail:
+            made.add_row("detail", info.state.detail)
         return made
 
-    show(context, as_dict(info), table)
+    show(context.obj.output, as_dict(info), table)
+
+
+@app.command()
+def health(
+    context: typer.Context,
+    service: Annotated[str, typer.Argument(help="A model's name, or a gRPC service; default: the whole runtime.")] = "",
+) -> None:
+    """Asks the standard health service; status 1 for anything but SERVING. For probes."""
+    with connected(context) as client:
+        serving = client.is_serving(service)
+    show(context.obj.output, {"serving": serving}, lambda: "serving" if serving else "not serving")
+    if not serving:
+        raise typer.Exit(REFUSED)
 
 
 @app.command("list")
@@ -104,7 +140,25 @@ def list_models(context: typer.Context) -> None:
             made.add_row(model.name, model.architecture, size, str(model.max_model_tokens), model.dtype)
         return made
 
-    show(context, [as_dict(model) for model in models], table)
+    show(context.obj.output, [as_dict(model) for model in models], table)
+
+
+@app.command()
+def sessions(context: typer.Context) -> None:
+    """Who holds which channels."""
+    with connected(context) as client:
+        found = client.list_sessions()
+
+    def table() -> Table:
+        made = Table("front end", "transport", "open since", "channels", "live")
+        for one in found:
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.opened_unix_seconds))
+            indices = ", ".join(str(channel.index) for channel in one.channels)
+            live = f"{sum(channel.live for channel in one.channels)} of {len(one.channels)}"
+            made.add_row(one.front_end, one.transport, since, indices, live)
+        return made
+
+    show(context.obj.output, [as_dict(one) for one in found], table)
 
 
 @app.command()
@@ -115,64 +169,69 @@ def load(
     replace: Annotated[
         bool, typer.Option("--replace", help="In place of the loaded one, which serves until the new one is checked.")
     ] = False,
-    grace: Annotated[int, typer.Option(min=0, help="With --replace: seconds for running sequences to finish.")] = 30,
-    timeout: Annotated[float, typer.Option(help="Seconds.")] = 1800.0,
+    grace: Annotated[
+        int, typer.Option(min=0, max=3600, help="With --replace: seconds for running sequences to finish.")
+    ] = 30,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds; a load that takes longer goes on.")] = 1800.0,
 ) -> None:
-    """Loads a model."""
-    with connected(context) as client, Progress(console=errors, transient=True) as bar:
-        task = bar.add_task("loading", total=None)
-        model = control_pb2.Model()
-        for step in client.load(source, name, timeout, replace=replace, grace=grace):
-            total = step.total_units or None
-            bar.update(task, description=step.stage, completed=step.done_units, total=total)
-            model = step.model
-    show(context, as_dict(model), lambda: _one_line(f"loaded {model.name}"))
+    """Loads a model. May be called again at any time: what is loaded already is said at once, what loads is joined."""
+    model = control_pb2.Model()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with connected(context) as client:
+        steps = client.load(source, name, timeout, replace=replace, grace=grace)
+        with Progress(
+            *columns, TimeElapsedColumn(), console=errors, transient=True, disable=not errors.is_terminal
+        ) as bar:
+            task = bar.add_task("loading", total=None)
+            for step in steps:
+                bar.update(task, description=step.stage, completed=step.done_units, total=step.total_units or None)
+                model = step.model
+    show(context.obj.output, as_dict(model), lambda: f"loaded {model.name}")
 
 
 @app.command()
-def unload(
-    context: typer.Context,
-    name: str,
-    grace: Annotated[int, typer.Option(min=0, help="Seconds for running sequences to finish.")] = 30,
-) -> None:
+def unload(context: typer.Context, name: str, grace: Grace = 30) -> None:
     """Drains the chain and frees a model."""
     with connected(context) as client:
         client.unload(name, grace)
-    show(context, {"unloaded": name}, lambda: _one_line(f"unloaded {name}"))
+    show(context.obj.output, {"unloaded": name}, lambda: f"unloaded {name}")
 
 
 @app.command()
-def drain(
-    context: typer.Context,
-    grace: Annotated[int, typer.Option(min=0, help="Seconds for running sequences to finish.")] = 30,
-    resume: Annotated[bool, typer.Option(help="Take submissions again.")] = False,
-) -> None:
-    """Takes nothing new and waits for what runs."""
+def drain(context: typer.Context, grace: Grace = 30) -> None:
+    """Takes nothing new and waits for what runs; status 1 when that outlives the grace time."""
     with connected(context) as client:
-        if resume:
-            client.resume()
-            show(context, {"resumed": True}, lambda: _one_line("taking submissions again"))
-            return
         drained = client.drain(grace)
     text = "drained" if drained else "sequences were still running at the end of the grace time"
-    show(context, {"drained": drained}, lambda: _one_line(text))
+    show(context.obj.output, {"drained": drained}, lambda: text)
     if not drained:
-        raise typer.Exit(1)
+        raise typer.Exit(REFUSED)
 
 
 @app.command()
-def watch(context: typer.Context) -> None:
-    """Prints the state, and every change of it, until Ctrl-C."""
+def resume(context: typer.Context) -> None:
+    """Takes submissions again after a drain."""
     with connected(context) as client:
-        for state in client.watch():
-            text = f"epoch {state.epoch}  {phase_name(state)}  {state.model}  {state.detail}"
-            print(json.dumps(as_dict(state)) if context.obj[1] is Output.JSON else text.rstrip(), flush=True)
+        client.resume()
+    show(context.obj.output, {"resumed": True}, lambda: "taking submissions again")
 
 
-def _one_line(text: str) -> Table:
-    table = Table(show_header=False, box=None)
-    table.add_row(text)
-    return table
+@app.command()
+def watch(
+    context: typer.Context,
+    seconds: Annotated[float, typer.Option(min=0, help="End after so long; 0: go on until Ctrl-C.")] = 0.0,
+) -> None:
+    """Prints the state, and every change of it; in JSON one object a line."""
+    deadline = time.monotonic() + seconds
+    with connected(context) as client:
+        try:
+            for state in client.watch(seconds or None):
+                text = f"epoch {state.epoch}  {phase_name(state)}  {state.model}  {state.detail}".rstrip()
+                print(json.dumps(as_dict(state)) if context.obj.output is Output.JSON else text)
+                flush()
+        except grpc.RpcError as error:
+            if not (seconds and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and time.monotonic() > deadline - 1):
+                raise
 
 
 def main() -> None:

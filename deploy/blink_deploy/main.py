@@ -11,6 +11,7 @@ from rich.console import Console
 from blink_deploy.client import ControlClient
 from blink_deploy.programs import Program, StartError, StopSignals, stop_all, wait_first_end, wait_ready
 from blink_deploy.usage import usage_text
+from blink_proto.dial import Dial
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 START_SECONDS = 600.0
@@ -76,7 +77,7 @@ def _run(gpu: list[str], dpu: list[str], control: str, urls: tuple[str, str], gr
         programs.append(Program.start("blink-gpu", "gpu_runtime.main", gpu))
         programs.append(Program.start("blink-dpu", "dpu_service.main", dpu))
         if wait_ready(programs, signals, START_SECONDS):
-            with ControlClient(control) as client:
+            with ControlClient(Dial(control)) as client:
                 served = client.list_models()[0].name
             print(usage_text(served, *urls, control, guarded="--api-keys" in dpu), flush=True)
         ended = wait_first_end(programs, signals)

@@ -17,7 +17,7 @@ Blink serves {model} (Ctrl-C ends it)
       model="{model}", messages=[{{"role": "user", "content": "What is the capital of France?"}}])
   print(answer.choices[0].message.content)
 
-  Administration: blinkctl --server {control} status
+  Administration: blinkctl --runtime {control} status
 """
 
 

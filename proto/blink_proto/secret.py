@@ -38,8 +38,8 @@ class SecretInt(int):
 def forbid_core_dumps() -> None:
     """No core file of this process, and no look into its memory for other processes of the same user (Linux).
 
-    Both settings are needed: a core pattern that is a pipe ignores the limit. `BLINK_CORE_DUMPS=1` leaves everything as it
-    is, for whoever debugs.
+    Both settings are needed: a core pattern that is a pipe ignores the limit. `BLINK_CORE_DUMPS=1` leaves everything as
+    it is, for whoever debugs.
     """
     if os.environ.get(KEEP_DUMPS) == "1":
         return

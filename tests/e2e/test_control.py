@@ -38,7 +38,7 @@ def runtime(*arguments: str) -> Iterator[tuple[str, subprocess.Popen]]:
 
 
 def ctl(address: str, *arguments: str, status: int = 0) -> subprocess.CompletedProcess:
-    ran = subprocess.run([*CLI, "--server", address, *arguments], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([*CLI, "--runtime", address, *arguments], capture_output=True, text=True, timeout=120)
     assert ran.returncode == status, ran.stderr
     return ran
 
@@ -163,12 +163,12 @@ def test_drain_and_resume(tiny_model: Path) -> None:
         wait_serving(ControlStub(grpc.insecure_channel(address)))
         assert "drained" in ctl(address, "drain", "--grace", "5").stdout
         assert json.loads(ctl(address, "--output", "json", "status").stdout)["state"]["phase"] == "PHASE_DRAINING"
-        ctl(address, "drain", "--resume")
+        ctl(address, "resume")
         assert "serving" in ctl(address, "status").stdout
 
 
 def test_blinkctl_without_a_runtime() -> None:
-    ran = ctl(f"127.0.0.1:{free_port()}", "status", status=1)
+    ran = ctl(f"127.0.0.1:{free_port()}", "status", status=3)
     assert "UNAVAILABLE" in ran.stderr
 
 

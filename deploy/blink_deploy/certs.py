@@ -1,0 +1,80 @@
+"""`blinkctl certs`: certificates for the control plane. Needs no runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from blink_deploy.output import REFUSED, USAGE, Output, say_error, show
+
+if TYPE_CHECKING:
+    from blink_deploy import authority as authority_module
+else:
+    authority_module = Any
+
+app = typer.Typer(no_args_is_help=True, help="Certificates for the control plane.")
+Folder = Annotated[Path, typer.Option("--dir", envvar="BLINK_CERTS", help="Folder of the authority and what it signs.")]
+Days = Annotated[int, typer.Option(min=1, max=825, help="Life of what is signed.")]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option("--host", help="Name or address under which the runtime is called, beside this machine's; repeat."),
+]
+DEFAULT_FOLDER = Path("blink-certs")
+
+
+@app.command()
+def init(context: typer.Context, folder: Folder = DEFAULT_FOLDER, host: Hosts = None, days: Days = 365) -> None:
+    """Makes an authority, the runtime's certificate, and one for each role: front-end, administrator, reader."""
+    _run(lambda authority: authority.initialise(folder, host or [], days))
+    _show(context, folder)
+
+
+@app.command()
+def renew(
+    context: typer.Context,
+    which: Annotated[list[str] | None, typer.Argument(help="server, front-end, …; default: all.")] = None,
+    folder: Folder = DEFAULT_FOLDER,
+    host: Hosts = None,
+    days: Days = 365,
+) -> None:
+    """Signs anew, with new keys. Running programs take their files up by themselves."""
+    _run(lambda authority: authority.renew(folder, host or [], days, which or authority.LEAVES))
+    _show(context, folder)
+
+
+@app.command("show")
+def show_all(context: typer.Context, folder: Folder = DEFAULT_FOLDER) -> None:
+    """What is in the folder, and until when it is valid."""
+    _show(context, folder)
+
+
+def _run(job: Callable[[authority_module], Any]) -> Any:
+    try:
+        from blink_deploy import authority
+    except ModuleNotFoundError as error:
+        say_error(f"certificates need the package {error.name}: pip install cryptography")
+        raise typer.Exit(USAGE) from error
+    try:
+        return job(authority)
+    except (authority.CertificateError, OSError) as error:
+        say_error(str(error))
+        raise typer.Exit(REFUSED) from error
+
+
+def _show(context: typer.Context, folder: Path) -> None:
+    found = _run(lambda authority: authority.show(folder))
+
+    def table() -> Table:
+        made = Table("certificate", "role", "names", "valid until", "SHA-256", title=str(folder), title_justify="left")
+        for one in found:
+            made.add_row(one.name, one.role, ", ".join(one.names), f"{one.expires:%Y-%m-%d}", one.fingerprint[:16])
+        return made
+
+    output: Output = context.obj.output
+    fields = ("name", "subject", "role", "names", "fingerprint")
+    value = [{**{name: getattr(one, name) for name in fields}, "expires": one.expires.isoformat()} for one in found]
+    show(output, value, table)

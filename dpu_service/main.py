@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from blink_proto.dial import Dial, DialError
+from blink_proto.secret import forbid_core_dumps
 from dpu_service import logs
 from dpu_service.config import WorkerConfig
 from dpu_service.http.choose import HAS_HTTP2
@@ -65,6 +67,19 @@ def certificate(tls_cert: str, tls_key: str, client_ca: str, min_version: str, f
     return files[0], files[1]
 
 
+def check_dial(dial: Dial) -> None:
+    """Refuses what cannot work.
+
+    Raises:
+        typer.BadParameter: files are missing, or plain text would leave this machine.
+    """
+    try:
+        dial.check()
+    except DialError as error:
+        hint = "see --runtime-ca, --runtime-cert, --runtime-key and --runtime-insecure"
+        raise typer.BadParameter(f"{error} ({hint})") from error
+
+
 def keys_file(path: str) -> KeysFile:
     """The file of tenants, checked.
 
@@ -112,6 +127,15 @@ def announce(listening: list[Listening], ready_fd: int) -> None:
 def run(
     context: typer.Context,
     runtime: Annotated[str, typer.Option(help="Control plane of the GPU runtime.")] = "127.0.0.1:50051",
+    runtime_ca: Annotated[str, typer.Option(help="PEM authorities of its certificate; default: plain text.")] = "",
+    runtime_cert: Annotated[str, typer.Option(help="PEM certificate towards it, for the role front-end.")] = "",
+    runtime_key: Annotated[str, typer.Option(help="PEM key of --runtime-cert.")] = "",
+    runtime_server_name: Annotated[
+        str, typer.Option(help="Name in the runtime's certificate, if it is called by another.")
+    ] = "",
+    runtime_insecure: Annotated[
+        bool, typer.Option("--runtime-insecure", help="Plain text also to a runtime on another machine.")
+    ] = False,
     transport: Annotated[str, typer.Option(help=f"How to reach the arena: {', '.join(TRANSPORTS)}.")] = "shm",
     rdma_device: Annotated[str, typer.Option(help="RDMA device; default: the one with --rdma-address.")] = "",
     rdma_address: Annotated[
@@ -166,6 +190,7 @@ def run(
         raise typer.BadParameter("RDMA needs --rdma-address: naming it declares that interface's network private")
     if tool_parser not in CHOICES:
         raise typer.BadParameter(f"--tool-parser must be one of: {', '.join(CHOICES)}")
+    forbid_core_dumps()
     os.environ["BLINK_LOG_LEVEL"] = log_level
     logs.set_up("supervisor", log_level)
     cert, key = "", ""
@@ -200,13 +225,15 @@ def run(
         tls_client_ca=tls_client_ca,
         tls_min_version=tls_min_version,
     )
+    dial = Dial(runtime, runtime_ca, runtime_cert, runtime_key, runtime_server_name, runtime_insecure)
+    check_dial(dial)
     count = workers or default_workers(os.cpu_count() or 1)
 
     async def supervise() -> None:
         def on_ready() -> None:
             announce(listening, ready_fd)
 
-        await Supervisor(config, listening, count, runtime, name, Drain(grace, unready), on_ready, keys).run()
+        await Supervisor(config, listening, count, dial, name, Drain(grace, unready), on_ready, keys).run()
 
     asyncio.run(supervise())
 

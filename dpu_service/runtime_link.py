@@ -14,6 +14,7 @@ import grpc
 
 from blink_proto import arena, control_pb2
 from blink_proto.control_pb2_grpc import ControlStub
+from blink_proto.dial import Dial, DialError
 from dpu_service.channel.errors import ChannelError
 from dpu_service.channel.geometry import Geometry
 from dpu_service.config import ModelInfo
@@ -26,10 +27,8 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 CALL_SECONDS = 30.0
 MAX_BUNDLE_BYTES = 256 << 20
-_OPTIONS = [
-    ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.enable_http_proxy", 0),
-]
+WATCH_SECONDS = 3600.0
+"""After so long the link dials anew, with its certificate as it is then."""
 
 MakeOffer = Callable[[int], Awaitable[bytes]]
 OnSession = Callable[[int, Session], None]
@@ -39,7 +38,7 @@ class RuntimeLink:
     """Keeps a session with one runtime for each worker.
 
     Args:
-        address: of its control plane.
+        dial: how to call its control plane. The files in it are read for every connection.
         front_end: a stable name; workers are numbered behind it, and the same name gets its channel back.
         workers: channels wanted.
         transport: by which they will reach the arena.
@@ -49,14 +48,15 @@ class RuntimeLink:
 
     def __init__(
         self,
-        address: str,
+        dial: Dial,
         front_end: str,
         workers: int,
         transport: str,
         make_offer: MakeOffer,
         on_session: OnSession,
     ) -> None:
-        self._address = address
+        self._dial = dial
+        self._address = dial.address
         self._front_end = front_end
         self._workers = workers
         self._transport = transport
@@ -73,15 +73,29 @@ class RuntimeLink:
 
     async def follow(self) -> None:
         """Runs for ever."""
-        async with grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
-            self._stub = ControlStub(channel)
-            while True:
-                try:
-                    async for state in self._stub.WatchState(control_pb2.WatchStateRequest()):
+        while True:
+            try:
+                async with self._channel() as channel:
+                    self._stub = ControlStub(channel)
+                    request = control_pb2.WatchStateRequest()
+                    async for state in self._stub.WatchState(request, timeout=WATCH_SECONDS):
                         await self._note(self._stub, state)
-                except (grpc.aio.AioRpcError, ChannelError, TransportError) as error:
-                    self._say_error(error)
-                await asyncio.sleep(RETRY_SECONDS)
+            except (grpc.aio.AioRpcError, ChannelError, TransportError, DialError) as error:
+                self._say_error(error)
+            finally:
+                self._stub = None
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def _channel(self) -> grpc.aio.Channel:
+        """A new connection.
+
+        Raises:
+            DialError: a file cannot be used at the moment.
+        """
+        options = self._dial.options()
+        if self._dial.is_secure:
+            return grpc.aio.secure_channel(self._address, self._dial.credentials(), options=options)
+        return grpc.aio.insecure_channel(self._address, options=options)
 
     def renew(self, worker: int) -> None:
         """Opens a new session for a worker that has none or whose connection broke; soon, and again until it works."""
@@ -97,8 +111,10 @@ class RuntimeLink:
 
     async def _tried(self, worker: int) -> bool:
         async with self._opening:
-            if self._life is None or self._stub is None:
+            if self._life is None:
                 return True  # the next life brings a session
+            if self._stub is None:
+                return False
             try:
                 return await self._open_for(self._stub, worker)
             except (grpc.aio.AioRpcError, ChannelError, TransportError) as error:
@@ -145,7 +161,9 @@ class RuntimeLink:
 
     def _say_error(self, error: Exception) -> None:
         if isinstance(error, grpc.aio.AioRpcError):
-            self._say(f"no answer from the GPU runtime at {self._address}: {error.code().name}")
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                reason = f"{error.code().name}: {error.details()}".removesuffix(": ")
+                self._say(f"no answer from the GPU runtime at {self._address}: {reason}")
         else:
             self._say(f"cannot work with the GPU runtime at {self._address}: {error}")
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from prometheus_client import multiprocess
 
+from blink_proto.dial import Dial
 from dpu_service.config import WorkerConfig
 from dpu_service.runtime_link import RuntimeLink
 from dpu_service.tenants.file import KeysFile
@@ -218,7 +219,7 @@ class Supervisor:
     Args:
         listening: the bound sockets.
         workers: processes to run.
-        runtime: address of the runtime's control plane.
+        runtime: how to call the runtime's control plane.
         front_end: name in the session; empty: this host's and port's own.
         end: how the workers are told to finish.
         on_ready: called once, when all workers are ready for the first time.
@@ -230,7 +231,7 @@ class Supervisor:
         config: WorkerConfig,
         listening: list[Listening],
         workers: int,
-        runtime: str,
+        runtime: Dial,
         front_end: str,
         end: Drain,
         on_ready: Callable[[], None],

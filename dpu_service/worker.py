@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 
+from blink_proto.secret import forbid_core_dumps
 from dpu_service import logs, metrics
 from dpu_service.api.app import App
 from dpu_service.channel.client import ChannelClient
@@ -262,6 +263,7 @@ def main() -> None:
     """The supervisor alone decides when to stop, so signals of the terminal are ignored here."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    forbid_core_dumps()
     _allow_open_files()
     logs.set_up(f"worker {os.getpid()}", os.environ.get("BLINK_LOG_LEVEL", "info"))
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -69,14 +70,12 @@ class SecureRuntime:
 
     def shown_certificate(self) -> bytes:
         """What a new handshake is shown, DER."""
-        import socket
-
         trust = ssl.create_default_context(cafile=str(self.certificates / "ca.pem"))
         trust.set_alpn_protocols(["h2"])
         trust.load_cert_chain(self.certificates / "reader.pem", self.certificates / "reader-key.pem")
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as raw:
-            with trust.wrap_socket(raw, server_hostname="127.0.0.1") as wrapped:
-                return wrapped.getpeercert(binary_form=True) or b""
+        raw = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        with trust.wrap_socket(raw, server_hostname="127.0.0.1") as wrapped:
+            return wrapped.getpeercert(binary_form=True) or b""
 
 
 def ctl(*arguments: str, status: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:

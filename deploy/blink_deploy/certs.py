@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from blink_deploy.output import REFUSED, USAGE, Output, say_error, show
-
-if TYPE_CHECKING:
-    from blink_deploy import authority as authority_module
-else:
-    authority_module = Any
 
 app = typer.Typer(no_args_is_help=True, help="Certificates for the control plane.")
 Folder = Annotated[Path, typer.Option("--dir", envvar="BLINK_CERTS", help="Folder of the authority and what it signs.")]
@@ -52,7 +47,8 @@ def show_all(context: typer.Context, folder: Folder = DEFAULT_FOLDER) -> None:
     _show(context, folder)
 
 
-def _run(job: Callable[[authority_module], Any]) -> Any:
+def _run(job: Callable[[Any], Any]) -> Any:
+    """Gives the module `authority` to a job; what goes wrong ends the command."""
     try:
         from blink_deploy import authority
     except ModuleNotFoundError as error:

@@ -1,7 +1,7 @@
 """`blinkctl`: administers a GPU runtime over its control plane.
 
-Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 the runtime cannot be reached or does not answer in time; 4 the
-certificate's role may not do this.
+Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 the runtime cannot be reached or does not answer in time;
+4 the certificate's role may not do this.
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ class Geometry(msgspec.Struct, frozen=True):
     max_model_tokens: int
     max_sequence_tokens: int
 
+    def __repr__(self) -> str:
+        return f"Geometry(epoch={self.epoch}, channels={self.channels}, nonce redacted)"
+
     @property
     def sizes(self) -> arena.Sizes:
         """Sizes on which the layout depends."""

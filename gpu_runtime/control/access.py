@@ -52,8 +52,8 @@ _FACTORIES: dict[tuple[bool, bool], Any] = {
 
 
 def refusal(method: str, caller: Caller) -> tuple[grpc.StatusCode, str] | None:
-    """Why a caller may not call a method; None when it may. In plain text, on one machine, everybody may everything that
-    the table knows.
+    """Why a caller may not call a method; None when it may. In plain text, on one machine, everybody may do everything
+    that the table knows.
     """
     allowed = ALLOWED.get(method, frozenset())
     if caller.secure and caller.role is None:
@@ -94,7 +94,7 @@ class Guard(Interceptor):
 
     def _guarded(self, method: str, call: Callable[[Any, Context], Any], *, streams: bool) -> Callable[..., Any]:
         async def guarded(request: Any, context: Context) -> Any:
-            caller = caller_of(context.auth_context(), context.peer())  # type: ignore[attr-defined]  # not in the stubs
+            caller = caller_of(context.auth_context(), context.peer())
             refused = refusal(method, caller)
             if refused is None and method not in AUDITED:
                 return await _run(call, request, context, streams=streams)

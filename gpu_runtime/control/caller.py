@@ -12,7 +12,7 @@ from blink_proto.roles import Role, role_of
 
 @dataclass(frozen=True)
 class Caller:
-    """One end of a connection. In plain text nobody proves anything: `secure` is false and all else but `peer` empty."""
+    """The other end of a connection. In plain text nobody proves anything: only `peer` is known."""
 
     secure: bool
     role: Role | None

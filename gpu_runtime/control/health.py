@@ -1,7 +1,7 @@
 """The standard health service, kept up to date.
 
-`""`: submissions can be made, or a model could be loaded: not while draining, after a failure and at the end. The control
-service by its name: the process answers. A model by its name: it is served.
+`""`: submissions can be made, or a model could be loaded: not while draining, after a failure and at the end. The
+control service by its name: the process answers. A model by its name: it is served.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ class Sessions:
         return list(self._sessions.values())
 
     def free(self) -> list[int]:
-        """Channels that nobody holds: neither a session nor a lease. A front end that was stopped for long may come back
-        to a channel that is no longer its own.
+        """Channels that nobody holds: neither a session nor a lease. A front end that was stopped for long may come
+        back to a channel that is no longer its own.
         """
         taken = {channel for session in self.all() for channel in session.channels}
         return [channel for channel in range(self._total) if channel not in taken and not self._is_live(channel)]

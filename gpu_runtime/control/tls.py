@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -40,8 +41,8 @@ class ServerTls:
 
     def credentials(self) -> grpc.ServerCredentials:
         """Callers must show a certificate that the authorities have signed."""
-        made: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(self._present, self._newer, True)
-        return made
+        newer: Any = self._newer  # the stubs do not know that None means: no change
+        return grpc.dynamic_ssl_server_credentials(self._present, newer, True)
 
     async def follow(self) -> None:
         """Looks once a second, for ever. What cannot be used changes nothing and is said once."""
@@ -73,8 +74,7 @@ class ServerTls:
             key, chain, ca = (Path(path).read_bytes() for path in (files.key, files.certificate, files.client_ca))
         except OSError as error:
             raise DialError(str(error)) from error
-        made: grpc.ServerCertificateConfiguration = grpc.ssl_server_certificate_configuration([(key, chain)], ca)
-        return made
+        return grpc.ssl_server_certificate_configuration([(key, chain)], ca)
 
     def _look(self) -> _Look:
         return tuple(map(_identity, (self._files.certificate, self._files.key, self._files.client_ca)))

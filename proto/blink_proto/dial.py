@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from blink_proto.grpc_settings import CLIENT_OPTIONS, Options, is_local
+from blink_proto.grpc_settings import CLIENT_OPTIONS, is_local
 
 
 class DialError(ValueError):
@@ -53,9 +53,10 @@ class Dial:
                 "it needs TLS (authority, certificate and key), or to be declared insecure"
             )
 
-    def options(self) -> Options | list[tuple[str, str | int]]:
+    def options(self) -> list[tuple[str, int | str]]:
         """Options of the channel."""
-        named = [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+        name: tuple[str, int | str] = ("grpc.ssl_target_name_override", self.server_name)
+        named = [name] if self.server_name else []
         return [*CLIENT_OPTIONS, *named]
 
     def credentials(self) -> grpc.ChannelCredentials:

@@ -18,6 +18,7 @@ METHODS = {
     "UnloadModel": False,
     "ListModels": False,
     "OpenSession": False,
+    "ListSessions": False,
     "FetchTokenizer": True,
     "Drain": False,
     "WatchState": True,

@@ -29,4 +29,8 @@ def make_connector(transport: str, rdma: RdmaChoice) -> Connector:
         from dpu_service.transport.shm import ShmConnector
 
         return ShmConnector()
+    if transport == "verbs":
+        from dpu_service.transport.verbs.transport import VerbsConnector
+
+        return VerbsConnector(rdma)
     raise TransportError(f"this front end has no transport named {transport!r}")

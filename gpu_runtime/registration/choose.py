@@ -27,4 +27,9 @@ def make_registrar(transport: str, shared: SharedArena, rdma: RdmaChoice) -> Reg
     """
     if transport == "shm":
         return ShmRegistrar(shared)
+    if transport == "verbs":
+        from gpu_runtime.registration.memory import HostMemory
+        from gpu_runtime.registration.verbs import VerbsRegistrar
+
+        return VerbsRegistrar(HostMemory(shared), shared.sizes, rdma.device, rdma.address)
     raise RegistrationError(f"this runtime has no transport named {transport!r}")

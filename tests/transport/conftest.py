@@ -1,0 +1,58 @@
+"""Which transports the contract is held against: `--transport NAME` for one that must run, else all that can run here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.transport.kinds import KINDS, Kind
+from tests.transport.site import Site
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--transport", choices=sorted(KINDS), help="hold the contract against this transport alone")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "kind" in metafunc.fixturenames:
+        chosen = metafunc.config.getoption("--transport", None)
+        names = [chosen] if chosen else list(KINDS)
+        metafunc.parametrize("kind", [KINDS[name] for name in names], ids=names, scope="session")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _can_run(request: pytest.FixtureRequest) -> None:
+    """Placed first so that a chosen transport that cannot run fails at once."""
+    chosen = request.config.getoption("--transport", None)
+    if chosen and (reason := KINDS[chosen].why_not()):
+        pytest.exit(f"--transport {chosen}: {reason}", returncode=1)
+
+
+@pytest.fixture
+def new_site(kind: Kind) -> Iterator[Callable[..., Site]]:
+    """Makes sites; all are closed at the end."""
+    if reason := kind.why_not():
+        pytest.skip(reason)
+    made: list[Site] = []
+
+    def make(*arguments: object, **named: object) -> Site:
+        made.append(Site(kind, *arguments, **named))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for site in made:
+        site.close()
+
+
+@pytest.fixture
+def site(new_site: Callable[..., Site]) -> Site:
+    return new_site()
+
+
+@pytest.fixture
+def guarded_site(kind: Kind, new_site: Callable[..., Site]) -> Site:
+    """For tests of rights that can be taken away."""
+    if not kind.guards:
+        pytest.skip("memory that is shared by its name has no keys")
+    return new_site()

@@ -1,0 +1,86 @@
+"""The transports that the contract is held against, each with what it takes to set one up over a scripted device.
+
+To add one: a `Kind` in `KINDS`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from dpu_service.transport.base import Connector
+from dpu_service.transport.choose import RdmaChoice, make_connector
+from gpu_runtime.registration.base import Registrar
+from gpu_runtime.registration.memory import Part
+from gpu_runtime.registration.shm import ShmRegistrar
+from tests.replay import ReplayDevice
+
+RDMA_ADDRESS = os.environ.get("BLINK_RDMA_ADDRESS", "10.9.0.1")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A transport under test.
+
+    `why_not` says why it cannot run here, or nothing. `guards`: its registrations give the least rights, and can be
+    revoked; where memory is shared by its name there is nothing to guard with.
+    """
+
+    name: str
+    connector: Callable[[], Connector]
+    registrar: Callable[[ReplayDevice], Registrar]
+    why_not: Callable[[], str]
+    guards: bool
+
+
+def _shm_registrar(device: ReplayDevice) -> Registrar:
+    shared: Any = SimpleNamespace(name=SimpleNamespace(transport_blob=device.blob))
+    return ShmRegistrar(shared)
+
+
+class DeviceMemory:
+    """A scripted device's arena, for `ArenaMemory`."""
+
+    def __init__(self, device: ReplayDevice) -> None:
+        self._regions = {True: np.frombuffer(device.inbound, np.uint8), False: np.frombuffer(device.outbound, np.uint8)}
+
+    def register(self, domain: Any, part: Part, access: Any) -> Any:
+        """As `HostMemory` does."""
+        return domain.register(int(self._regions[part.inbound].ctypes.data) + part.offset, part.size, access)
+
+
+def _verbs_registrar(device: ReplayDevice) -> Registrar:
+    from gpu_runtime.registration.verbs import VerbsRegistrar
+
+    return VerbsRegistrar(DeviceMemory(device), device.sizes, "", RDMA_ADDRESS)
+
+
+def why_no_verbs() -> str:
+    """Why there is no RDMA device to be had, or an empty string."""
+    from blink_proto.rdma.binding import Device, RdmaError
+
+    try:
+        Device("", RDMA_ADDRESS).close()
+    except RdmaError as error:
+        return f"{error}; make test-rdma runs this in a virtual machine"
+    return ""
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("shm", lambda: make_connector("shm", RdmaChoice()), _shm_registrar, lambda: "", guards=False),
+        Kind(
+            "verbs",
+            lambda: make_connector("verbs", RdmaChoice("", RDMA_ADDRESS)),
+            _verbs_registrar,
+            why_no_verbs,
+            guards=True,
+        ),
+    )
+}

@@ -1,0 +1,161 @@
+"""Contract of transports, the channel's part: the protocol of leases, rings and token logs over each of them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import pytest
+
+from blink_proto import arena
+from blink_proto.arena import Finish, RecordKind
+from dpu_service.channel.client import ChannelClient
+from dpu_service.channel.errors import ChannelError
+from tests.replay import Script
+from tests.transport.site import Site, ask, poll_until_over, tokens_of
+
+LONG_TOKENS = 40
+"""Five times what the log holds."""
+
+
+def test_tokens_come_in_order_through_a_log_that_wraps(site: Site) -> None:
+    site.device.script = lambda s: Script([(s.prompt[0] + i) % 100 for i in range(LONG_TOKENS)], Finish.STOP)
+    client = site.client()
+    first, second = ask(client, [1, 2, 3], 50), ask(client, [50], 50)
+    news = poll_until_over(site, client, 2)
+    assert first is not None
+    assert second is not None
+    assert tokens_of(news[first]) == [1 + i for i in range(LONG_TOKENS)]
+    assert tokens_of(news[second]) == [(50 + i) % 100 for i in range(LONG_TOKENS)]
+    assert site.device.channels[0].protocol_errors == 0
+
+
+def test_submissions_go_through_a_ring_that_wraps_and_wait_while_it_is_full(site: Site) -> None:
+    site.device.script = lambda s: Script([s.prompt[-1]], Finish.STOP)
+    client = site.client()
+    site.device.taking = False
+    assert [ask(client, [7, i]) for i in range(5)] == [0, 1, 2, 3, None]
+    site.device.taking = True
+    poll_until_over(site, client, 4)
+    for start in range(4, 16, 4):
+        assert [ask(client, [7, start + i]) for i in range(4)] == [start + i for i in range(4)]
+        news = poll_until_over(site, client, 4)
+        assert {position: tokens_of(items) for position, items in news.items()} == {
+            start + i: [start + i] for i in range(4)
+        }
+    assert [s.prompt for s in site.device.submissions[4:]] == [(7, i) for i in range(4, 16)]
+
+
+def test_nothing_is_said_while_the_front_end_does_not_read(site: Site) -> None:
+    site.device.script = lambda s: Script(list(range(LONG_TOKENS)), Finish.STOP)
+    client = site.client()
+    position = ask(client, [1], 50)
+    site.until(lambda: site.step() and site.device.channels[0].log_next > 0)
+    for _ in range(20):
+        site.step()
+    assert site.device.channels[0].log_next == site.device.sizes.log_slots, "the log is full and nothing was lost"
+    assert tokens_of(poll_until_over(site, client, 1)[position or 0]) == list(range(LONG_TOKENS))
+
+
+def test_a_long_prompt_arrives_before_its_record(site: Site) -> None:
+    prompt = [i % 97 for i in range(100_000)]
+    client = site.client()
+    ask(client, prompt)
+    poll_until_over(site, client, 1)
+    assert site.device.submissions[0].prompt == tuple(prompt)
+
+
+def test_a_torn_token_record_waits_until_it_is_whole(site: Site) -> None:
+    site.device.script = lambda s: Script([1], Finish.NONE)
+    client = site.client()
+    position = ask(client, [1])
+    site.until(lambda: site.step(client) and client.poll() != [])
+    channel = site.device.channels[0]
+    at = site.log() + channel.log_next % site.device.sizes.log_slots * 16
+    lap = 1 + channel.log_next // site.device.sizes.log_slots
+    site.publish(at, arena.pack_token_head(lap, RecordKind.TOKEN, Finish.STOP, position or 0))
+    channel.log_next += 1  # the cursor is there before the record's second half
+    for _ in range(30):
+        site.step(client)
+        assert client.poll() == []
+    site.publish(at + 8, arena.pack_token_body(lap, 0, 42))
+    (news,) = poll_until_over(site, client, 1)[position or 0]
+    assert (news.tokens, news.finish) == ([42], Finish.STOP)
+
+
+def test_a_torn_submission_is_not_taken(site: Site) -> None:
+    client = site.client()
+    entrance = site.enter()
+    ring = site.inbound.channel_offset(0) + site.inbound.channel_submit_offset
+    entrance.transport.write(ring, bytes(range(120)))
+    entrance.transport.commit(site.heap(), 1)  # carries the payload over; the record's own word stays out
+    entrance.transport.flush(20)
+    for _ in range(10):
+        site.step(client)
+    assert site.device.submissions == []
+    assert ask(client, [5]) == 0
+    poll_until_over(site, client, 1)
+    assert [s.prompt for s in site.device.submissions] == [(5,)]
+
+
+def test_late_writes_of_an_earlier_lease_change_nothing(site: Site) -> None:
+    late = site.client()
+    site.device.lease_timeout = 0.0
+    site.until(lambda: site.step() and not site.device.channels[0].live)
+    site.device.lease_timeout = 60.0
+    client = site.client()
+    assert ask(late, [66]) == 0
+    late.cancel(0)
+    site.until(lambda: site.step() and late.cancels_held >= 0)
+    for _ in range(20):
+        site.step(client)
+    assert [s.prompt for s in site.device.submissions] == []
+    assert ask(client, [5]) == 0
+    poll_until_over(site, client, 1)
+    assert [s.prompt for s in site.device.submissions] == [(5,)]
+
+
+def test_two_front_ends_on_one_runtime_do_not_meet(site: Site) -> None:
+    site.device.script = lambda s: Script([s.prompt[0] + i for i in range(20)], Finish.STOP)
+    clients = [site.client(0), site.client(1)]
+    positions = [ask(client, [10 + 50 * i], 50) for i, client in enumerate(clients)]
+    for i, client in enumerate(clients):
+        news = poll_until_over(site, client, 1)
+        assert tokens_of(news[positions[i] or 0]) == [10 + 50 * i + k for k in range(20)]
+    assert sorted(s.channel for s in site.device.submissions) == [0, 1]
+
+
+def test_one_front_end_on_two_runtimes(new_site: Callable[..., Site]) -> None:
+    sites = [new_site(epoch=1), new_site(epoch=7)]
+    clients = []
+    for i, site in enumerate(sites):
+        site.device.script = lambda s, i=i: Script([10 * i + k for k in range(5)], Finish.STOP)  # type: ignore[misc]
+        clients.append(site.client())
+    for i, (site, client) in enumerate(zip(sites, clients, strict=True)):
+        position = ask(client, [1], 50)
+        news = poll_until_over(site, client, 1)
+        assert tokens_of(news[position or 0]) == [10 * i + k for k in range(5)]
+        assert len(site.device.submissions) == 1
+
+
+def test_a_new_epoch_has_a_new_arena_and_is_not_mistaken_for_the_old_one(new_site: Callable[..., Site]) -> None:
+    old, new = new_site(epoch=1), new_site(epoch=2)
+    entrance = new.enter()
+    with pytest.raises(ChannelError):
+        ChannelClient(entrance.transport, old.geometry(), 0)
+    client = new.lease(entrance)
+    assert ask(client, [1]) == 0
+    poll_until_over(new, client, 1)
+    assert old.device.submissions == []
+
+
+def test_the_telemetry_page_is_kept_up_to_date(site: Site) -> None:
+    client = site.client()
+
+    def beats() -> bool:
+        client.beat(struct.unpack("<Q", struct.pack("<Q", site.device._beats + 1000))[0])
+        site.device.turn()
+        return client.telemetry()["heartbeat"] > before
+
+    before = client.telemetry()["heartbeat"]
+    site.until(beats)

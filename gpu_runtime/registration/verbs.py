@@ -1,8 +1,8 @@
 """Registration for the `verbs` transport: memory regions with the least rights, and a queue pair, for each front end.
 
-Each registration has a protection domain of its own, so its keys are of no use to another front end's queue pair. Of the
-inbound region a front end may write its own channels, of the outbound region read its own channels and the first page
-(header and telemetry). Registering anew draws new keys.
+Each registration has a protection domain of its own, so its keys are of no use to another front end's queue pair. Of
+the inbound region a front end may write its own channels, of the outbound region read its own channels and the first
+page (header and telemetry). Registering anew draws new keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which transports the contract is held against: `--transport NAME` for one that must run, else all that can run here."""
+"""Which transports the contract is held against: `--transport NAME` for one that must run, else all that can run."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ class _Slot:
 
 
 class Mirror:
-    """What is read lands in a slot of its own and is copied as a whole once all of it has come. So nothing changes under
-    a reader, and a fetch that was asked for later never shows anything older.
+    """What is read lands in a slot of its own and is copied as a whole once all of it has come. So nothing changes
+    under a reader, and a fetch that was asked for later never shows anything older.
 
     Args:
         memory: pinned, from `start` on SLOTS · SLOT_BYTES bytes of it are for slots.

@@ -73,8 +73,8 @@ class VerbsConnector:
 
 
 class VerbsTransport:
-    """Payloads go through a staging ring and are posted with the commit word that follows them: RDMA writes of one queue
-    pair are placed in order. Nothing is waited for: what finds no room on the queue pair goes when there is some.
+    """Payloads go through a staging ring and are posted with the commit word that follows them: RDMA writes of one
+    queue pair are placed in order. Nothing is waited for: what finds no room on the queue pair goes when there is some.
     """
 
     def __init__(self, device: Device, domain: Domain, pair: QueuePair, answer: Answer, sizes: arena.Sizes) -> None:

@@ -1,1 +1,1 @@
-"""What both ends of an RDMA connection share: the messages that introduce them to each other, and the binding to verbs."""
+"""What both ends of an RDMA connection share: the messages that introduce them, and the binding to verbs."""

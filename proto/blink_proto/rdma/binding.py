@@ -70,7 +70,7 @@ def ibverbs() -> Any:
         RdmaError: it, or the machine's libibverbs, is missing.
     """
     try:
-        import ibverbs as package  # type: ignore[import-not-found,unused-ignore]
+        import ibverbs as package
     except (ImportError, OSError) as error:
         raise RdmaError("the package ibverbs is not installed (extra rdma), or libibverbs1 is missing") from error
     return package

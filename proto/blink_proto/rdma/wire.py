@@ -1,7 +1,7 @@
 """Offer and answer of the `verbs` transport: how two queue pairs find each other, and which memory one may reach.
 
-All of it is secret: whoever knows queue-pair numbers, addresses and keys can write into the arena. It travels inside the
-control plane's session, is kept in memory only, and shows nothing of itself in a repr.
+All of it is secret: whoever knows queue-pair numbers, addresses and keys can write into the arena. It travels inside
+the control plane's session, is kept in memory only, and shows nothing of itself in a repr.
 
 Formats (big-endian). Endpoint: magic "BNKE", version u8, mtu u8 (enum ibv_mtu), lid u16, queue pair u32, first packet
 number u32, GID 16 bytes. Answer: an endpoint, u16 number of inbound windows, u16 of outbound ones, then the windows,

@@ -33,4 +33,9 @@ def make_connector(transport: str, rdma: RdmaChoice) -> Connector:
         from dpu_service.transport.verbs.transport import VerbsConnector
 
         return VerbsConnector(rdma)
+    if transport == "doca":
+        from blink_proto.doca.settings import DocaSettings
+        from dpu_service.transport.doca.connector import DocaConnector
+
+        return DocaConnector(DocaSettings(rdma.device, rdma.address))
     raise TransportError(f"this front end has no transport named {transport!r}")

@@ -32,4 +32,11 @@ def make_registrar(transport: str, shared: SharedArena, rdma: RdmaChoice) -> Reg
         from gpu_runtime.registration.verbs import VerbsRegistrar
 
         return VerbsRegistrar(HostMemory(shared), shared.sizes, rdma.device, rdma.address)
+    if transport == "doca":
+        from blink_proto.doca.settings import DocaSettings
+        from gpu_runtime.registration.doca import DocaRegistrar, Region
+
+        settings = DocaSettings(rdma.device, rdma.address)
+        inbound, outbound = map(Region.of_array, (shared.inbound, shared.outbound))
+        return DocaRegistrar(inbound, outbound, shared.sizes, settings)
     raise RegistrationError(f"this runtime has no transport named {transport!r}")

@@ -6,6 +6,7 @@ To add one: a `Kind` in `KINDS`.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -13,14 +14,18 @@ from typing import Any
 
 import numpy as np
 
+from blink_proto.doca.settings import DocaSettings
 from dpu_service.transport.base import Connector
 from dpu_service.transport.choose import RdmaChoice, make_connector
 from gpu_runtime.registration.base import Registrar
 from gpu_runtime.registration.memory import Part
 from gpu_runtime.registration.shm import ShmRegistrar
 from tests.replay import ReplayDevice
+from tests.transport.doca.build import SHIM_ADDRESS, shim_folder
 
 RDMA_ADDRESS = os.environ.get("BLINK_RDMA_ADDRESS", "10.9.0.1")
+DOCA_ADDRESS = os.environ.get("BLINK_DOCA_ADDRESS", "")
+"""Of a card on this machine that DOCA is to use; without one a stand-in for DOCA's libraries is built and used."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,35 @@ def why_no_verbs() -> str:
     return ""
 
 
+def doca_settings() -> DocaSettings:
+    """For both ends."""
+    if DOCA_ADDRESS:
+        return DocaSettings(address=DOCA_ADDRESS)
+    return DocaSettings(address=SHIM_ADDRESS, libraries=str(shim_folder()))
+
+
+def _doca_connector() -> Connector:
+    from dpu_service.transport.doca.connector import DocaConnector
+
+    return DocaConnector(doca_settings())
+
+
+def _doca_registrar(device: ReplayDevice) -> Registrar:
+    from gpu_runtime.registration.doca import DocaRegistrar, Region
+
+    inbound, outbound = (
+        Region.of_array(np.frombuffer(region, np.uint8)) for region in (device.inbound, device.outbound)
+    )
+    return DocaRegistrar(inbound, outbound, device.sizes, doca_settings())
+
+
+def why_no_doca() -> str:
+    """Why DOCA, or the stand-in for it, cannot be had here."""
+    if not DOCA_ADDRESS and shutil.which("cc") is None:
+        return "there is no C compiler to build a stand-in for DOCA with"
+    return ""
+
+
 KINDS = {
     kind.name: kind
     for kind in (
@@ -82,5 +116,6 @@ KINDS = {
             why_no_verbs,
             guards=True,
         ),
+        Kind("doca", _doca_connector, _doca_registrar, why_no_doca, guards=True),
     )
 }

@@ -1,0 +1,1 @@
+"""The arena by DOCA RDMA: writes and reads by tasks on one connection, completed through a progress engine."""

@@ -1,0 +1,59 @@
+"""The progress engine: in its `progress`, and nowhere else, callbacks run."""
+
+from __future__ import annotations
+
+from ctypes import byref, c_int
+
+from blink_proto.doca.library import DocaLibrary
+
+
+class ProgressEngine:
+    """Belongs to one thread."""
+
+    def __init__(self, library: DocaLibrary) -> None:
+        self._library = library
+        self._progress = library.function("doca_pe_progress")
+        self.handle = library.make("doca_pe_create")
+        handle = c_int()
+        try:
+            library.call("doca_pe_get_notification_handle", self.handle, byref(handle))
+        except BaseException:
+            library.function("doca_pe_destroy")(self.handle)
+            raise
+        self.descriptor = handle.value
+        """Readable after `arm` once something has happened. The library's own: not to be read or closed."""
+        self._armed = False
+
+    def progress(self) -> bool:
+        """Takes one event, running its callback; False when there was none. Never waits."""
+        return bool(self._progress(self.handle))
+
+    def drain(self) -> int:
+        """Takes all events; their number. An armed descriptor is disarmed first, as the library asks for."""
+        if self._armed:
+            self._armed = False
+            self._library.call("doca_pe_clear_notification", self.handle, self.descriptor)
+        taken = 0
+        while self._progress(self.handle):
+            taken += 1
+        return taken
+
+    def arm(self) -> bool:
+        """Lets the next event make the descriptor readable; False when events came meanwhile and were taken instead.
+
+        To be called after `drain`. An event between the two would otherwise be slept over.
+        """
+        self._library.call("doca_pe_request_notification", self.handle)
+        self._armed = True
+        if not self.progress():
+            return True
+        self.drain()
+        return False
+
+    def close(self) -> None:
+        """Ends it; every context connected to it is gone before.
+
+        Raises:
+            DocaError: one is not.
+        """
+        self._library.call("doca_pe_destroy", self.handle)

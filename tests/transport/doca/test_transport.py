@@ -1,0 +1,282 @@
+"""The `doca` transport over the stand-in for its libraries, between two processes where that matters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpu_service.transport.base import Range, TransportError
+from dpu_service.transport.doca.connector import DocaConnector
+from dpu_service.transport.doca.session import READS, WRITE_BYTES, WRITES
+from dpu_service.transport.doca.transport import DocaTransport
+from tests.transport.doca.pair import INBOUND, OUTBOUND, SIZES, Pair, Runtime, runtime_process, settings
+
+IN, OUT = INBOUND.channel_offset(1), OUTBOUND.channel_offset(1)
+
+
+@pytest.fixture
+def runtime(doca_shim: Path) -> Iterator[Runtime]:
+    with runtime_process(doca_shim) as made:
+        yield made
+
+
+@pytest.fixture
+def pair(doca_shim: Path) -> Iterator[Pair]:
+    made = Pair(doca_shim)
+    yield made
+    made.close()
+
+
+def wait_for(transport: DocaTransport, *ranges: Range) -> None:
+    ticket = transport.fetch(*ranges)
+    deadline = time.monotonic() + 5
+    while not transport.fetched(ticket):
+        assert time.monotonic() < deadline
+        time.sleep(0.0005)
+
+
+def fails_within(transport: DocaTransport, seconds: float = 3.0) -> str:
+    """What it says once it has noticed; the same ever after, whatever is called."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            transport.commit(IN, 1)
+            transport.read(0, 8)
+        except TransportError as error:
+            said = str(error)
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("it did not notice")
+    for again in (lambda: transport.write(IN, b"x"), lambda: transport.fetch(Range(0, 8)), transport._collect):
+        with pytest.raises(TransportError) as caught:
+            again()
+        assert str(caught.value) == said
+    return said
+
+
+def test_a_stopped_runtime_is_not_noticed(runtime: Runtime):
+    transport = runtime.connect()
+    os.kill(runtime.process.pid, signal.SIGSTOP)
+    payload = os.urandom(3 * WRITE_BYTES + 5)
+    transport.write(IN + INBOUND.channel_heap_offset, payload)
+    transport.commit(IN, 1234)
+    transport.flush(5)
+    place = IN + INBOUND.channel_heap_offset
+    assert runtime.arena.inbound[place : place + len(payload)].tobytes() == payload
+    assert runtime.arena.inbound[IN : IN + 8].view("<u8")[0] == 1234
+    runtime.arena.outbound[OUT : OUT + 16] = np.arange(16, dtype=np.uint8)
+    wait_for(transport, Range(OUT, 16))
+    assert transport.read(OUT, 16) == bytes(range(16))
+    transport.close()
+
+
+def test_a_runtime_that_dies_breaks_the_connection(runtime: Runtime):
+    transport = runtime.connect()
+    os.kill(runtime.process.pid, signal.SIGKILL)
+    runtime.process.wait()
+    assert fails_within(transport) == "the connection to the arena is gone: a task failed with DOCA_ERROR_IO_FAILED"
+    transport.close()
+    transport.close()
+
+
+def test_keys_end_with_the_session(runtime: Runtime):
+    transport = runtime.connect()
+    assert runtime.tell("revoke") == "revoked"
+    before = runtime.arena.inbound.copy()
+    fails_within(transport)
+    assert (runtime.arena.inbound == before).all()
+    transport.close()
+    again = runtime.connect()
+    again.commit(IN, 9)
+    again.flush(5)
+    assert runtime.arena.inbound[IN] == 9
+    again.close()
+
+
+def test_a_front_end_that_dies_leaves_the_runtime_alone(runtime: Runtime, doca_shim: Path):
+    child = os.fork()
+    if child == 0:
+        runtime.connect().commit(IN, 5)
+        os._exit(0)
+    os.waitpid(child, 0)
+    transport = runtime.connect()
+    transport.commit(IN, 6)
+    transport.flush(5)
+    assert runtime.arena.inbound[IN] == 6
+    transport.close()
+
+
+def tampered(answer: bytes, part: str) -> bytes:
+    """The answer with another key in it: the 16 hexadecimal digits or 8 bytes that the shim draws at random."""
+    fields = json.loads(answer)
+    keys = fields["channels"]["1"]
+    which = {"inbound": 0, "outbound": 1}[part]
+    blob = bytearray(b64decode(keys[which]))
+    blob[8 + 64 + 256] ^= 1  # first byte of `key` of the shim's mmap_blob
+    keys[which] = b64encode(blob).decode()
+    return json.dumps(fields).encode()
+
+
+@pytest.mark.parametrize("part", ["inbound", "outbound"])
+def test_a_wrong_key_opens_nothing(part: str, doca_shim: Path, pair: Pair):
+    connector = DocaConnector(settings(doca_shim))
+    registration = pair.registrar.register(connector.offer, (1,))
+
+    def use() -> None:
+        transport = connector.connect(tampered(registration.answer, part), SIZES, 1)
+        transport.commit(IN, 77)
+        transport.flush(5)
+
+    with pytest.raises(TransportError, match="DOCA_ERROR_IO_FAILED"):
+        use()
+    assert not pair.arena.inbound.any()
+    connector.close()
+    registration.revoke()
+
+
+def test_keys_of_another_front_end_open_nothing(doca_shim: Path, pair: Pair):
+    victim, victims = pair.connect(channel=2)
+    connector = DocaConnector(settings(doca_shim))
+    registration = pair.registrar.register(connector.offer, (1,))
+    stolen = json.loads(registration.answer)
+    stolen["channels"]["2"] = json.loads(victims.answer)["channels"]["2"]
+    with pytest.raises(TransportError, match="DOCA_ERROR_IO_FAILED"):
+        connector.connect(json.dumps(stolen).encode(), SIZES, 2)
+    connector.close()
+    registration.revoke()
+    victim.commit(INBOUND.channel_offset(2), 3)
+    victim.flush(5)
+    assert pair.arena.inbound[INBOUND.channel_offset(2)] == 3
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"),
+    [(0, 8), (IN - 8, 8), (IN + INBOUND.channel_bytes, 8), (IN + INBOUND.channel_bytes - 4, 8), (-8, 8)],
+)
+def test_writes_stay_in_the_channel(offset: int, size: int, pair: Pair):
+    transport, _ = pair.connect()
+    with pytest.raises(TransportError, match="not in this front end's part"):
+        transport.write(offset, bytes(size))
+    with pytest.raises(TransportError):
+        transport.commit(offset, 1)
+    transport.commit(IN, 1)
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"), [(OUT - 8, 8), (OUT + OUTBOUND.channel_bytes, 8), (OUT + 4, 8), (OUT, 4), (-8, 8), (OUT, -8)]
+)
+def test_reads_stay_in_what_was_given(offset: int, size: int, pair: Pair):
+    transport, _ = pair.connect()
+    for call in (lambda: transport.read(offset, size), lambda: transport.fetch(Range(offset, size))):
+        with pytest.raises(TransportError):
+            call()
+    assert transport.read(OUT, 8) == bytes(8)
+
+
+def test_commits_come_after_their_payload_however_many_wait(pair: Pair):
+    """A reader that checks all the time never sees a number before the payload that belongs to it."""
+    transport, _ = pair.connect()
+    place = IN + INBOUND.channel_heap_offset
+    word = pair.arena.inbound[IN : IN + 8].view("<u8")
+    payload = pair.arena.inbound[place : place + 4096].view("<u8")
+    for number in range(1, 4 * WRITES):
+        transport.write(place, np.full(512, number, "<u8").tobytes())
+        transport.commit(IN, number)
+        seen = int(word[0])
+        assert int(payload.min()) >= seen
+    transport.flush(10)
+    assert int(word[0]) == 4 * WRITES - 1
+
+
+def test_too_many_fetches_ask_for_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+    transport, _ = pair.connect()
+    pool = transport._parts[1].pool
+    tickets = [transport.fetch(Range(OUT, 8))]
+    monkeypatch.setattr(type(transport._session.engine), "drain", lambda self: 0)
+    monkeypatch.setattr(transport, "_arm", lambda: None)
+    while pool.free:
+        tickets.append(transport.fetch(Range(OUT, 8)))
+    assert len(tickets) >= READS
+    refused = transport.fetch(Range(OUT, 8))
+    assert not transport.fetched(refused)
+    monkeypatch.undo()
+    deadline = time.monotonic() + 5
+    while not transport.fetched(tickets[-1]):
+        assert time.monotonic() < deadline
+    wait_for(transport, Range(OUT, 8))
+    assert transport.fetched(refused)
+
+
+def test_news_wake_an_event_loop_and_nothing_else_does(pair: Pair):
+    transport, _ = pair.connect()
+    descriptor = transport.descriptor
+    assert descriptor is not None
+    woken: list[bytes] = []
+
+    async def follow() -> None:
+        loop = asyncio.get_running_loop()
+        arrived = asyncio.Event()
+
+        def look() -> None:
+            woken.append(transport.read(OUT, 8))
+            arrived.set()
+
+        loop.add_reader(descriptor, look)
+        await asyncio.sleep(0.05)
+        assert woken == []
+        for number in range(1, 20):
+            pair.arena.outbound[OUT] = number
+            arrived.clear()
+            ticket = transport.fetch(Range(OUT, 8))
+            while not transport.fetched(ticket):
+                await asyncio.wait_for(arrived.wait(), 5)
+            assert transport.read(OUT, 8)[0] == number
+        spent = len(woken)
+        transport.commit(IN, 1)
+        await asyncio.sleep(0.05)
+        assert len(woken) <= spent + 1
+        loop.remove_reader(descriptor)
+
+    asyncio.run(follow())
+    assert len(woken) <= 20
+
+
+def test_what_was_written_last_gets_out_at_the_end(pair: Pair):
+    transport, _ = pair.connect()
+    for number in range(200):
+        transport.commit(IN, number)
+    transport.close()
+    assert pair.arena.inbound[IN] == 199
+    with pytest.raises(TransportError, match="gone: closed"):
+        transport.commit(IN, 1)
+
+
+def test_another_arena_is_refused(doca_shim: Path, pair: Pair):
+    from dataclasses import replace
+
+    connector = DocaConnector(settings(doca_shim))
+    registration = pair.registrar.register(connector.offer, (1,))
+    with pytest.raises(TransportError, match="not of the arena's sizes"):
+        connector.connect(registration.answer, replace(SIZES, log_slots=4096), 1)
+    connector.close()
+    registration.revoke()
+
+
+def test_an_answer_without_the_channel_is_refused(doca_shim: Path, pair: Pair):
+    connector = DocaConnector(settings(doca_shim))
+    registration = pair.registrar.register(connector.offer, (1,))
+    for answer, channel in ((registration.answer, 2), (b"{}", 1)):
+        with pytest.raises(TransportError, match="not one of the doca transport"):
+            connector.connect(answer, SIZES, channel)
+    connector.close()
+    registration.revoke()

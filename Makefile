@@ -10,7 +10,7 @@ ON_GPU = PYTHONPATH=$(CURDIR)/proto:$(CURDIR)/deploy:$(CURDIR)$${PYTHONPATH:+:$$
 GENERATED := -name arena.h -o -name layout.h
 CPP_FILES = $(shell find dpu_service gpu_runtime proto tests \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) ! \( $(GENERATED) \))
 
-.PHONY: serve test test-ecosystem test-gpu bench-gpu bench-front lint format generate bench install install-serve clean
+.PHONY: serve test test-ecosystem test-rdma test-gpu bench-gpu bench-front lint format generate bench install install-serve clean
 .SILENT:
 
 serve: install-serve
@@ -44,6 +44,12 @@ generate: install
 test-ecosystem: install
 	BLINK_ECOSYSTEM=all BLINK_SCHEMATHESIS=200 BLINK_FUZZ_SECONDS=60 \
 	  $(BIN)/python -m pytest tests/ecosystem tests/fuzz/test_front_end_fuzz.py $(PYTEST_ARGS)
+
+# RDMA without an adapter, about 3 minutes: emulated machines with Soft-RoCE. Installs the emulator (Debian, as root).
+test-rdma:
+	.ci/install-rdma
+	.ci/install dpu,gpu,dev,rdma
+	BLINK_TEST_RDMA=1 $(BIN)/python -m pytest tests/rdma $(PYTEST_ARGS)
 
 # On a machine with a GPU, torch, nvcc, g++ and pytest; these two install and download nothing, and skip, with the reason,
 # what needs a package that is not there. Both end with one table within 8 minutes.

@@ -46,7 +46,16 @@ class Machine:
         words = f"console={console} {_KERNEL_WORDS} guest.shares={','.join(self.shares)}"
         made = ["qemu-system-x86_64" if x86 else "qemu-system-aarch64", "-nodefaults", "-display", "none", "-no-reboot"]
         made += ["-serial", "stdio", "-monitor", "none", "-M", "q35" if x86 else "virt"]
-        made += ["-cpu", "max" if x86 else "cortex-a76", "-accel", "tcg,thread=multi", "-smp", "1", "-m", str(self.memory)]
+        made += [
+            "-cpu",
+            "max" if x86 else "cortex-a76",
+            "-accel",
+            "tcg,thread=multi",
+            "-smp",
+            "1",
+            "-m",
+            str(self.memory),
+        ]
         made += ["-kernel", str(image / "kernel"), "-initrd", str(image / "initrd"), "-append", words]
         made += ["-device", "virtio-rng-pci"]
         for name, path, writable in [

@@ -114,7 +114,8 @@ class Guest:
         """
         end = time.monotonic() + seconds
         while words not in self.said():
-            assert self.running and time.monotonic() < end, f"no {words!r} from the guest:\n{self.said()[-6000:]}"
+            given_up = not self.running or time.monotonic() > end
+            assert not given_up, f"no {words!r} from the guest:\n{self.said()[-6000:]}"
             time.sleep(0.2)
 
     def stop(self) -> None:

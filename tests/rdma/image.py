@@ -1,7 +1,7 @@
 """Makes what a guest boots: a Debian kernel with Soft-RoCE, and an initramfs of busybox and the modules.
 
-`python -m tests.rdma.image FOLDER` makes FOLDER/kernel and FOLDER/initrd. The kernel package is downloaded and unpacked,
-not installed. Needs apt-get, dpkg-deb, modinfo, cpio, zstd, xz and a static busybox.
+`python -m tests.rdma.image FOLDER` makes FOLDER/kernel and FOLDER/initrd. The kernel package is downloaded and
+unpacked, not installed. Needs apt-get, dpkg-deb, modinfo, cpio, zstd, xz and a static busybox.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 INIT = HERE / "vm" / "init"
-MODULES = "virtio_pci virtio_net 9pnet_virtio 9p overlay dummy crc32_generic rdma_rxe".split()
+MODULES = ["virtio_pci", "virtio_net", "9pnet_virtio", "9p", "overlay", "dummy", "crc32_generic", "rdma_rxe"]
 _PARTS = ["./boot/vmlinuz*", "*lib/modules/*/modules.*"]
 _PARTS += [f"*/kernel/{name}/*" for name in ("drivers/infiniband", "drivers/virtio", "net", "fs", "lib", "crypto")]
 _PARTS += ["*/kernel/drivers/net/[a-z]*.ko*"]

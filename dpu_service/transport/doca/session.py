@@ -59,7 +59,7 @@ class DocaSession:
             undo.callback(self._device.close)
             self.engine = ProgressEngine(library)
             undo.callback(self.engine.close)
-            tasks = Tasks(_TASKS, lambda number, status: self.done.append((number, status)))
+            tasks = Tasks(WRITES, READS + HEAD_READS, lambda number, status: self.done.append((number, status)))
             # What the peer may do here comes to nothing: no memory of this end is ever exported.
             rights = Access.RDMA_READ | Access.RDMA_WRITE
             self._context = RdmaContext(library, self._device, self.engine, rights, tasks, self._lose)

@@ -30,11 +30,12 @@ class Tasks:
     """What this end does through the connection.
 
     Args:
-        count: tasks of each kind that may be under way at once.
+        writes, reads: that may be under way at once.
         done: called in `ProgressEngine.progress` with a task's own number and its status; must not raise.
     """
 
-    count: int
+    writes: int
+    reads: int
     done: Callable[[int, int], None]
 
 
@@ -137,8 +138,10 @@ class RdmaContext:
             call("doca_rdma_set_gid_index", handle, gid_index)
         if self._tasks is not None:
             done = self._keep(TaskDone(self._task_callback(self._tasks.done)))
-            for kind in ("write", "read"):
-                call(f"doca_rdma_task_{kind}_set_conf", handle, done, done, self._tasks.count)
+            for kind, count in (("write", self._tasks.writes), ("read", self._tasks.reads)):
+                call(f"doca_rdma_task_{kind}_set_conf", handle, done, done, count)
+            # The queue's own size is not derived from that: by default it may be too short for so many tasks.
+            call("doca_rdma_set_send_queue_size", handle, self._tasks.writes + self._tasks.reads)
         call("doca_rdma_set_connection_state_callbacks", handle, *self._connection_callbacks())
         call("doca_ctx_set_user_data", self._context, 0)
 

@@ -80,6 +80,7 @@ RDMA: dict[str, Sequence[Any]] = {
     "doca_rdma_set_permissions": (c_void_p, c_uint32),
     "doca_rdma_set_gid_index": (c_void_p, c_uint32),
     "doca_rdma_set_transport_type": (c_void_p, c_int),
+    "doca_rdma_set_send_queue_size": (c_void_p, c_uint32),
     "doca_rdma_set_max_num_connections": (c_void_p, c_uint16),
     "doca_rdma_set_connection_state_callbacks": (
         c_void_p,

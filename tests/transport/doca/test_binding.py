@@ -27,7 +27,6 @@ from gpu_runtime.registration.base import RegistrationError
 from gpu_runtime.registration.doca import DocaRegistrar, Region
 from tests.transport.doca.pair import INBOUND, OUTBOUND, SIZES, Pair, settings
 
-ALL_TASKS = WRITES + READS + HEAD_READS
 MADE = {
     "doca_dev_open": "doca_dev_close",
     "doca_devinfo_create_list": "doca_devinfo_destroy_list",
@@ -91,8 +90,9 @@ def test_a_front_end_calls_in_the_order_of_the_samples(doca_shim: Path, pair: Pa
         "doca_rdma_set_transport_type 0",
         "doca_rdma_set_max_num_connections 1",
         "doca_rdma_set_gid_index 3",
-        f"doca_rdma_task_write_set_conf {ALL_TASKS}",
-        f"doca_rdma_task_read_set_conf {ALL_TASKS}",
+        f"doca_rdma_task_write_set_conf {WRITES}",
+        f"doca_rdma_task_read_set_conf {READS + HEAD_READS}",
+        f"doca_rdma_set_send_queue_size {WRITES + READS + HEAD_READS}",
         "doca_rdma_set_connection_state_callbacks no requests",
         "doca_ctx_set_user_data 0",
         "doca_ctx_start",
@@ -200,6 +200,7 @@ SET_UP = [
 FRONT_END_ONLY = [
     "doca_rdma_task_write_set_conf",
     "doca_rdma_task_read_set_conf",
+    "doca_rdma_set_send_queue_size",
     "doca_mmap_create_from_export",
     "doca_mmap_get_memrange",
     "doca_mmap_create",

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import struct
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
@@ -116,30 +117,55 @@ def test_a_front_end_that_dies_leaves_the_runtime_alone(runtime: Runtime, doca_s
     transport.close()
 
 
-def tampered(answer: bytes, part: str) -> bytes:
-    """The answer with another key in it: the 16 hexadecimal digits or 8 bytes that the shim draws at random."""
+INBOUND_KEYS, OUTBOUND_KEYS = 0, 1
+SHIM_BLOB = struct.Struct("<8s64sQQQ")
+"""The shim's exports of memory: a mark, the page's name, key, address, size."""
+
+
+def forged(answer: bytes, which: int, *, of: int | None = None, key: int = 0, shift: int = 0, size: int = 0) -> bytes:
+    """The answer with one of the channel's exports changed, or put in the place of the other one."""
     fields = json.loads(answer)
     keys = fields["channels"]["1"]
-    which = {"inbound": 0, "outbound": 1}[part]
-    blob = bytearray(b64decode(keys[which]))
-    blob[8 + 64 + 256] ^= 1  # first byte of `key` of the shim's mmap_blob
+    mark, name, true_key, address, true_size = SHIM_BLOB.unpack(b64decode(keys[which if of is None else of]))
+    blob = SHIM_BLOB.pack(mark, name, true_key ^ key, address + shift, size or true_size)
     keys[which] = b64encode(blob).decode()
     return json.dumps(fields).encode()
 
 
-@pytest.mark.parametrize("part", ["inbound", "outbound"])
-def test_a_wrong_key_opens_nothing(part: str, doca_shim: Path, pair: Pair):
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"which": INBOUND_KEYS, "key": 1},
+        {"which": OUTBOUND_KEYS, "key": 1 << 63},
+        {"which": INBOUND_KEYS, "shift": INBOUND.channel_bytes},
+        {"which": INBOUND_KEYS, "shift": -8},
+        {"which": OUTBOUND_KEYS, "shift": -OUTBOUND.channel_bytes},
+        {"which": INBOUND_KEYS, "of": OUTBOUND_KEYS, "size": INBOUND.channel_bytes},
+        {"which": OUTBOUND_KEYS, "of": INBOUND_KEYS, "size": OUTBOUND.channel_bytes},
+    ],
+    ids=[
+        "key",
+        "key for reading",
+        "beside",
+        "before",
+        "beside, for reading",
+        "write what is read",
+        "read what is written",
+    ],
+)
+def test_a_forged_answer_opens_nothing(change: dict[str, int], doca_shim: Path, pair: Pair):
     connector = DocaConnector(settings(doca_shim))
     registration = pair.registrar.register(connector.offer, (1,))
 
     def use() -> None:
-        transport = connector.connect(tampered(registration.answer, part), SIZES, 1)
+        transport = connector.connect(forged(registration.answer, **change), SIZES, 1)
         transport.commit(IN, 77)
         transport.flush(5)
 
     with pytest.raises(TransportError, match="DOCA_ERROR_IO_FAILED"):
         use()
     assert not pair.arena.inbound.any()
+    assert not pair.arena.outbound[OUT:].any()
     connector.close()
     registration.revoke()
 

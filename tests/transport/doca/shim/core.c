@@ -96,12 +96,18 @@ const char* doca_version_runtime(void) { return SHIM_VERSION; }
 
 const char* doca_error_get_name(doca_error_t error) {
   switch (error) {
-    case SUCCESS: return "DOCA_SUCCESS";
-    case NOT_PERMITTED: return "DOCA_ERROR_NOT_PERMITTED";
-    case IN_USE: return "DOCA_ERROR_IN_USE";
-    case IO_FAILED: return "DOCA_ERROR_IO_FAILED";
-    case BAD_STATE: return "DOCA_ERROR_BAD_STATE";
-    default: return "DOCA_ERROR_OTHER";
+    case SUCCESS:
+      return "DOCA_SUCCESS";
+    case NOT_PERMITTED:
+      return "DOCA_ERROR_NOT_PERMITTED";
+    case IN_USE:
+      return "DOCA_ERROR_IN_USE";
+    case IO_FAILED:
+      return "DOCA_ERROR_IO_FAILED";
+    case BAD_STATE:
+      return "DOCA_ERROR_BAD_STATE";
+    default:
+      return "DOCA_ERROR_OTHER";
   }
 }
 

@@ -12,8 +12,7 @@
 struct mmap_blob {
   char magic[8];
   char page[64];
-  char file[256];
-  uint64_t key, address, size, file_offset;
+  uint64_t key, address, size;
 };
 static const char kMagic[8] = "SHIMMEM";
 
@@ -28,7 +27,7 @@ doca_error_t doca_mmap_destroy(struct doca_mmap* mmap) {
   ENTER("doca_mmap_destroy %s", mmap->imported ? "imported" : "own");
   if (mmap->buffers > 0) return NOT_PERMITTED;
   shim_leave(&mmap->page, !mmap->imported);
-  if (mmap->mapped != NULL) munmap(mmap->mapped, mmap->size);
+  if (mmap->mapped != NULL) munmap(mmap->mapped, mmap->mapped_size);
   if (mmap->dmabuf >= 0) close(mmap->dmabuf);
   if (mmap->dev != NULL) --mmap->dev->users;
   free(mmap->blob);
@@ -83,10 +82,10 @@ doca_error_t doca_mmap_start(struct doca_mmap* mmap) {
 }
 
 // The file behind memory of this process, from the kernel's list of mappings.
-static int find_file(const struct doca_mmap* mmap, char* file, size_t file_size, uint64_t* offset) {
+static int find_file(const struct doca_mmap* mmap, struct page* place) {
   if (mmap->dmabuf >= 0) {
-    snprintf(file, file_size, "/proc/%d/fd/%d", getpid(), mmap->dmabuf);
-    *offset = mmap->dmabuf_offset;
+    snprintf(place->file, sizeof(place->file), "/proc/%d/fd/%d", getpid(), mmap->dmabuf);
+    place->file_offset = mmap->dmabuf_offset;
     return 0;
   }
   FILE* maps = fopen("/proc/self/maps", "re");
@@ -99,8 +98,8 @@ static int find_file(const struct doca_mmap* mmap, char* file, size_t file_size,
     uint64_t start = (uint64_t)(uintptr_t)mmap->address;
     if (start < from || start + mmap->size > to) continue;
     if (path[0] != '/' || rights[3] != 's' || strstr(line, "(deleted)") != NULL) break;
-    snprintf(file, file_size, "%s", path);
-    *offset = at + (start - from);
+    memcpy(place->file, path, sizeof(path));
+    place->file_offset = at + (start - from);
     found = 0;
   }
   if (maps != NULL) fclose(maps);
@@ -115,13 +114,16 @@ doca_error_t doca_mmap_export_rdma(struct doca_mmap* mmap, const struct doca_dev
   struct mmap_blob* made = calloc(1, sizeof(*made));
   free(mmap->blob);
   mmap->blob = made;
-  if (find_file(mmap, made->file, sizeof(made->file), &made->file_offset) != 0) return NOT_SUPPORTED;
   if (!mmap->exported && shim_share(&mmap->page) != 0) return OPERATING_SYSTEM;
   mmap->exported = 1;
-  mmap->page.page->domain = dev->domain;
-  mmap->page.page->access = mmap->access;
+  struct page* page = mmap->page.page;
+  if (find_file(mmap, page) != 0) return NOT_SUPPORTED;
+  page->domain = dev->domain;
+  page->access = mmap->access;
+  page->address = (uint64_t)(uintptr_t)mmap->address;
+  page->size = mmap->size;
   made->key = shim_random();
-  __atomic_store_n(&mmap->page.page->key, made->key, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&page->key, made->key, __ATOMIC_SEQ_CST);
   memcpy(made->magic, kMagic, sizeof(kMagic));
   memcpy(made->page, mmap->page.name, sizeof(made->page));
   made->address = (uint64_t)(uintptr_t)mmap->address;
@@ -129,6 +131,15 @@ doca_error_t doca_mmap_export_rdma(struct doca_mmap* mmap, const struct doca_dev
   *blob = made;
   *size = sizeof(*made);
   return SUCCESS;
+}
+
+static void map_peer(struct doca_mmap* found, const struct page* page) {
+  int descriptor = open(page->file, O_RDWR | O_CLOEXEC);
+  if (descriptor < 0) return;
+  found->mapped_size = page->size;
+  void* mapped = mmap(NULL, page->size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, (off_t)page->file_offset);
+  found->mapped = mapped == MAP_FAILED ? NULL : mapped;
+  close(descriptor);
 }
 
 doca_error_t doca_mmap_create_from_export(const union doca_data* user_data, const void* blob, size_t size,
@@ -143,14 +154,9 @@ doca_error_t doca_mmap_create_from_export(const union doca_data* user_data, cons
   found->imported = found->started = 1;
   found->dev = dev;
   ++dev->users;
-  // As with a real card, whether somebody is there shows when it is used.
+  // As with a real card, whether somebody is there shows when it is used, and so does whether the range is right.
   if (shim_find(&found->page, from->page) != 0) found->page.page = NULL;
-  int descriptor = open(from->file, O_RDWR | O_CLOEXEC);
-  if (descriptor >= 0) {
-    void* mapped = mmap(NULL, from->size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, (off_t)from->file_offset);
-    found->mapped = mapped == MAP_FAILED ? NULL : mapped;
-    close(descriptor);
-  }
+  if (found->page.page != NULL) map_peer(found, found->page.page);
   *made = found;
   return SUCCESS;
 }
@@ -162,13 +168,15 @@ doca_error_t doca_mmap_get_memrange(const struct doca_mmap* mmap, void** address
   return SUCCESS;
 }
 
-uint8_t* shim_reach(const struct doca_buf* buf, uint32_t right, uint64_t domain) {
+uint8_t* shim_reach(const struct doca_buf* buf, uint8_t* at, size_t size, uint32_t right, uint64_t domain) {
   const struct doca_mmap* mmap = buf->mmap;
-  if (!mmap->imported) return buf->data;
+  if (!mmap->imported) return at;
   const struct page* page = mmap->page.page;
   if (page == NULL || mmap->mapped == NULL || !shim_owner_lives(&mmap->page)) return NULL;
   if (__atomic_load_n(&page->key, __ATOMIC_SEQ_CST) != mmap->key || page->domain != domain) return NULL;
-  return (page->access & right) == 0 ? NULL : mmap->mapped + (buf->data - mmap->address);
+  uint64_t start = (uint64_t)(uintptr_t)at;
+  if ((page->access & right) == 0 || start < page->address || start + size > page->address + page->size) return NULL;
+  return mmap->mapped + (start - page->address);
 }
 
 doca_error_t doca_buf_inventory_create(size_t count, struct doca_buf_inventory** inventory) {

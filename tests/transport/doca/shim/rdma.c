@@ -1,5 +1,5 @@
-// RDMA contexts. A thread stands for the network card: it carries tasks out in the order of their submission, whether or
-// not the program turns its progress engine, and posts their completions there.
+// RDMA contexts. A thread stands for the network card: it carries tasks out in the order of their submission, whether
+// or not the program turns its progress engine, and posts their completions there.
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +24,7 @@ struct doca_rdma {
   struct doca_dev* dev;
   uint32_t access;
   uint16_t connections;
+  int send_queue;
   struct {
     task_cb done, failed;
     uint32_t most, made;
@@ -115,13 +116,12 @@ static doca_error_t carry_out(struct doca_rdma_connection* connection, const str
   if (connection->broken || !wait_for_peer(connection)) return IO_FAILED;
   uint32_t right = task->is_read ? RDMA_READ : RDMA_WRITE;
   const struct page* peer = connection->peer.page;
-  struct doca_buf target = *task->target;
-  target.data += target.data_size;
-  const uint8_t* from = shim_reach(task->source, right, peer->domain);
-  uint8_t* to = shim_reach(&target, right, peer->domain);
-  size_t size = task->source->data_size;
+  const struct doca_buf *source = task->source, *target = task->target;
+  size_t size = source->data_size;
+  if (target->data + size > target->address + target->size) return IO_FAILED;
+  const uint8_t* from = shim_reach(source, source->data, size, right, peer->domain);
+  uint8_t* to = shim_reach(target, target->data, size, right, peer->domain);
   if (from == NULL || to == NULL || (peer->access & right) == 0) return IO_FAILED;
-  if (target.data + size > target.address + target.size) return IO_FAILED;
   copy(to, from, size);
   task->target->data_size += size;
   return SUCCESS;
@@ -162,6 +162,11 @@ static doca_error_t submit(struct doca_task* task) {
   struct doca_rdma* rdma = (struct doca_rdma*)task->ctx;
   if (task->source->data_size == 0 || task->target->data_size != 0) shim_abort("a task's buffers are not aimed");
   task->next = NULL;
+  if (task->ctx->in_flight > rdma->send_queue) {
+    task->in_flight = 0;
+    --task->ctx->in_flight;
+    return FULL;
+  }
   pthread_mutex_lock(&rdma->lock);
   if (rdma->last != NULL) {
     rdma->last->next = task;
@@ -213,6 +218,7 @@ doca_error_t doca_rdma_create(struct doca_dev* dev, struct doca_rdma** made) {
   struct doca_rdma* rdma = calloc(1, sizeof(*rdma));
   rdma->dev = dev;
   ++dev->users;
+  rdma->send_queue = 32;
   rdma->ctx.start = start;
   rdma->ctx.submit = submit;
   rdma->ctx.stop = stop;
@@ -253,6 +259,12 @@ doca_error_t doca_rdma_set_transport_type(struct doca_rdma* rdma, int type) {
   return rdma->ctx.state != IDLE ? BAD_STATE : type == 0 ? SUCCESS : NOT_SUPPORTED;
 }
 
+doca_error_t doca_rdma_set_send_queue_size(struct doca_rdma* rdma, uint32_t size) {
+  ENTER("doca_rdma_set_send_queue_size %u", size);
+  rdma->send_queue = (int)size;
+  return rdma->ctx.state != IDLE ? BAD_STATE : SUCCESS;
+}
+
 doca_error_t doca_rdma_set_max_num_connections(struct doca_rdma* rdma, uint16_t count) {
   ENTER("doca_rdma_set_max_num_connections %u", count);
   rdma->connections = count;
@@ -276,7 +288,7 @@ doca_error_t doca_rdma_export(struct doca_rdma* rdma, const void** blob, size_t*
   struct doca_rdma_connection* made = calloc(1, sizeof(*made));
   made->rdma = rdma;
   if (shim_share(&made->own) != 0) return OPERATING_SYSTEM;
-  *made->own.page = (struct page){shim_random(), rdma->dev->domain, rdma->access, 0};
+  *made->own.page = (struct page){.key = shim_random(), .domain = rdma->dev->domain, .access = rdma->access};
   struct rdma_blob* exported = calloc(1, sizeof(*exported));
   memcpy(exported->magic, kMagic, sizeof(kMagic));
   memcpy(exported->page, made->own.name, sizeof(exported->page));

@@ -96,7 +96,10 @@ struct page {
   uint64_t key;  // of a registration or of an end of a connection; 0: revoked
   uint64_t domain;
   uint64_t access;
-  uint64_t peer;  // of a connection: key of the other end
+  uint64_t peer;           // of a connection: key of the other end
+  uint64_t address, size;  // of a registration, as its owner has it
+  uint64_t file_offset;    // ... and where it lies
+  char file[256];
 };
 
 struct shared_page {
@@ -116,7 +119,8 @@ struct doca_mmap {
   void* blob;
   struct shared_page page;
   uint64_t key;     // of an import
-  uint8_t* mapped;  // of an import: the same memory in this process
+  uint8_t* mapped;  // of an import: the memory behind its page, in this process
+  size_t mapped_size;
 };
 
 struct doca_buf_inventory {
@@ -143,7 +147,8 @@ int shim_find(struct shared_page* page, const char* name);  // somebody's page
 int shim_owner_lives(const struct shared_page* page);
 void shim_leave(struct shared_page* page, int remove);
 // memory.c
-uint8_t* shim_reach(const struct doca_buf* buf, uint32_t right, uint64_t domain);  // NULL: not allowed
+// Where `size` bytes at `at` of the buffer's memory are in this process; NULL where the peer does not allow it.
+uint8_t* shim_reach(const struct doca_buf* buf, uint8_t* at, size_t size, uint32_t right, uint64_t domain);
 
 #define ENTER(...)                             \
   do {                                         \

@@ -21,7 +21,6 @@ from blink_proto.doca.errors import DocaError, DocaUnavailableError
 from blink_proto.doca.library import DocaLibrary, load_doca
 from blink_proto.doca.memory import DmaBuf, Mmap, Place
 from blink_proto.doca.settings import DocaSettings
-from blink_proto.secret import SecretBytes
 from gpu_runtime.registration.base import RegistrationError
 
 log = logging.getLogger(__name__)
@@ -125,11 +124,15 @@ class DocaRegistration:
             rights = Access.RDMA_READ | Access.RDMA_WRITE
             context = RdmaContext(library, self._device, engine, rights)
             undo.callback(context.close)
-            answer = Answer(context.export(), head, channels)
+            self._answer = Answer(context.export(), head, channels)
             # Nothing is ever waited for here: the device serves the front end without this process.
             context.connect(peer.connection, patience=0)
             self._undo = undo.pop_all()
-        self.answer: bytes = SecretBytes(answer.encode())
+
+    @property
+    def answer(self) -> bytes:
+        """The runtime's end of the connection, and the keys."""
+        return self._answer.encode()
 
     def revoke(self) -> None:
         """Ends the connection, then the registration of all memory; a step that fails does not keep the others back."""

@@ -9,7 +9,6 @@ from blink_proto.doca.blobs import Offer
 from blink_proto.doca.errors import DocaError, DocaUnavailableError
 from blink_proto.doca.library import load_doca
 from blink_proto.doca.settings import DocaSettings
-from blink_proto.secret import SecretBytes
 from dpu_service.transport.base import Range, TransportError
 from dpu_service.transport.doca.session import DocaSession
 from dpu_service.transport.doca.transport import DocaTransport
@@ -30,7 +29,12 @@ class DocaConnector:
             self._session: DocaSession | None = DocaSession(load_doca(settings.libraries), settings)
         except (DocaError, DocaUnavailableError) as error:
             raise TransportError(str(error)) from error
-        self.offer: bytes = SecretBytes(Offer(self._session.exported).encode())
+        self._offer = Offer(self._session.exported)
+
+    @property
+    def offer(self) -> bytes:
+        """This end of the connection."""
+        return self._offer.encode()
 
     def connect(self, answer: bytes, sizes: arena.Sizes, channel: int) -> DocaTransport:
         """Connects, and reads once all that is read at a start: header, telemetry and the channel's own page."""

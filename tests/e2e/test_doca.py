@@ -1,0 +1,87 @@
+"""Both programs with `--transport doca`, over a stand-in for DOCA's libraries: answers are those over shared memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.serving import Serving, serving
+from tests.transport.doca.build import SHIM_ADDRESS, shim_folder
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the stand-in with")
+
+PROMPTS = ["one", "two two", "a longer prompt than the others, to be cut into several pieces"]
+
+
+@pytest.fixture(scope="module")
+def doca_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """Two workers, each with a session of its own."""
+    options = f"--transport doca --rdma-address {SHIM_ADDRESS}"
+    arguments = ("--gpu-args", options, "--dpu-args", f"{options} --workers 2")
+    before = os.environ.get("LD_LIBRARY_PATH")
+    os.environ["LD_LIBRARY_PATH"] = str(shim_folder())
+    try:
+        with serving(tmp_path_factory.mktemp("doca"), str(tiny_model), "tiny", arguments) as started:
+            yield started
+    finally:
+        if before is None:
+            del os.environ["LD_LIBRARY_PATH"]
+        else:
+            os.environ["LD_LIBRARY_PATH"] = before
+
+
+def ask(server: Serving, seconds: float = 60, **fields: object) -> str:
+    body = {"model": "tiny", "max_tokens": 24, "temperature": 0, "ignore_eos": True, **fields}
+    answer = httpx.post(f"{server.http}/v1/completions", json=body, timeout=seconds)
+    answer.raise_for_status()
+    return answer.json()["choices"][0]["text"]
+
+
+def test_answers_are_those_over_shared_memory(doca_server: Serving, tiny_server: Serving):
+    for prompt in PROMPTS:
+        assert ask(doca_server, prompt=prompt) == ask(tiny_server, prompt=prompt)
+
+
+def test_a_stream_goes_on_while_the_runtime_is_stopped(doca_server: Serving):
+    control = doca_server.child("gpu_runtime.main")
+    alone = ask(doca_server, prompt=PROMPTS[0], max_tokens=200)
+    control.suspend()
+    try:
+        assert ask(doca_server, prompt=PROMPTS[0], max_tokens=200) == alone
+    finally:
+        control.resume()
+
+
+def test_workers_that_die_get_new_sessions(doca_server: Serving):
+    before = ask(doca_server, prompt=PROMPTS[1])
+    workers = [
+        process
+        for process in psutil.Process(doca_server.process.pid).children(recursive=True)
+        if "dpu_service.worker" in process.cmdline()
+    ]
+    assert len(workers) == 2
+    for worker in workers:
+        worker.kill()
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            assert ask(doca_server, prompt=PROMPTS[1]) == before
+            return
+        except httpx.HTTPError:
+            assert time.monotonic() < deadline, "no worker came back"
+            time.sleep(0.2)
+
+
+def test_nothing_secret_is_in_the_logs(doca_server: Serving):
+    """Keys of the stand-in are random; their pages are called `doca-shim-…`."""
+    said = doca_server.log.read_text()
+    assert "session opened" in said
+    assert "doca-shim" not in said
+    assert "Traceback" not in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,9 +80,13 @@ def test_workers_that_die_get_new_sessions(doca_server: Serving):
             time.sleep(0.2)
 
 
-def test_nothing_secret_is_in_the_logs(doca_server: Serving):
-    """Keys of the stand-in are random; their pages are called `doca-shim-…`."""
+def test_nothing_secret_is_in_logs_and_metrics(doca_server: Serving):
+    """Exports of the stand-in begin with marks and its pages' names; here they are in every form on their way."""
     said = doca_server.log.read_text()
     assert "session opened" in said
-    assert "doca-shim" not in said
     assert "Traceback" not in said
+    said += httpx.get(f"{doca_server.http}/metrics").text
+    for secret in (b"SHIMMEM\0/doca-shim-", b"SHIMCON\0/doca-shim-"):
+        encoded = (secret.decode(), b64encode(secret)[:20].decode(), secret.hex(), repr(secret)[2:-1])
+        assert not [form for form in encoded if form in said]
+    assert "doca-shim" not in said

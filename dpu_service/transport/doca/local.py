@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 
 import numpy as np
@@ -17,17 +16,18 @@ class LocalBlock:
     """Page-aligned memory, registered without any right for the peer."""
 
     def __init__(self, library: DocaLibrary, device: Device, size: int) -> None:
-        self._view = np.frombuffer(mmap.mmap(-1, size), np.uint8)  # keeps the memory mapped
-        self.place = Place(int(self._view.ctypes.data), size)
+        pages = mmap.mmap(-1, size)
+        self._view = memoryview(pages)  # keeps them mapped
+        self.place = Place(int(np.frombuffer(pages, np.uint8).ctypes.data), size)
         self.memory = Mmap.register(library, device, self.place, Access.LOCAL_READ_WRITE)
 
     def store(self, offset: int, payload: bytes | memoryview) -> None:
         """Copies bytes in."""
-        self._view[offset : offset + len(payload)] = np.frombuffer(payload, np.uint8)
+        self._view[offset : offset + len(payload)] = payload
 
     def load(self, offset: int, size: int) -> bytes:
         """Copies bytes out."""
-        return ctypes.string_at(self.place.address + offset, size)
+        return self._view[offset : offset + size].tobytes()
 
     def close(self) -> None:
         """Ends the registration."""

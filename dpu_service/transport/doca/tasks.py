@@ -15,9 +15,12 @@ from dpu_service.transport.doca.local import LocalBlock
 
 @dataclass(frozen=True)
 class _Task:
+    made: int
+    """As a task of its kind."""
     handle: int
-    local: Buffer
-    remote: Buffer
+    """As a task of any kind."""
+    source: Buffer
+    target: Buffer
 
 
 class TaskPool:
@@ -44,6 +47,9 @@ class TaskPool:
     ) -> None:
         self._library = library
         self._submit = library.function("doca_task_submit")
+        self._as_task, self._set_source, self._set_target = (
+            library.function(f"doca_rdma_task_{kind}_{what}") for what in ("as_task", "set_src_buf", "set_dst_buf")
+        )
         self._kind = kind
         self._local = local
         self._local_offset = local_offset
@@ -65,7 +71,7 @@ class TaskPool:
                 target.handle,
                 number,
             )
-            self._tasks[number] = _Task(library.function(f"doca_rdma_task_{kind}_as_task")(made), mine, theirs)
+            self._tasks[number] = _Task(made, self._as_task(made), source, target)
             self._free.append(number)
 
     @property
@@ -82,16 +88,16 @@ class TaskPool:
         number = self._free.popleft()
         task = self._tasks[number]
         self._local.store(self._at(number), payload)
-        task.local.aim_source(0, len(payload))
-        task.remote.aim_target(offset)
+        task.source.aim_source(0, len(payload))
+        task.target.aim_target(offset)
         self._start(task)
 
     def read(self, offset: int, size: int) -> int:
         """Submits a read of up to `unit` bytes; the task's number (errors: see `write`)."""
         number = self._free.popleft()
         task = self._tasks[number]
-        task.remote.aim_source(offset, size)
-        task.local.aim_target(0)
+        task.source.aim_source(offset, size)
+        task.target.aim_target(0)
         self._start(task)
         return number
 
@@ -116,6 +122,8 @@ class TaskPool:
         return self._local_offset + (number - self._numbers.start) * self.unit
 
     def _start(self, task: _Task) -> None:
+        self._set_source(task.made, task.source.handle)  # anew for each use: it may look at them now, or later
+        self._set_target(task.made, task.target.handle)
         status = self._submit(task.handle)
         if status != Status.SUCCESS:
             raise self._library.error(f"doca_task_submit ({self._kind})", status)

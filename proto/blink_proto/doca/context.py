@@ -137,21 +137,24 @@ class RdmaContext:
         if gid_index is not None:
             call("doca_rdma_set_gid_index", handle, gid_index)
         if self._tasks is not None:
-            done = self._keep(TaskDone(self._task_callback(self._tasks.done)))
+            done, failed = self._task_callbacks(self._tasks.done)
             for kind, count in (("write", self._tasks.writes), ("read", self._tasks.reads)):
-                call(f"doca_rdma_task_{kind}_set_conf", handle, done, done, count)
+                call(f"doca_rdma_task_{kind}_set_conf", handle, done, failed, count)
             # The queue's own size is not derived from that: by default it may be too short for so many tasks.
             call("doca_rdma_set_send_queue_size", handle, self._tasks.writes + self._tasks.reads)
         call("doca_rdma_set_connection_state_callbacks", handle, *self._connection_callbacks())
         call("doca_ctx_set_user_data", self._context, 0)
 
-    def _task_callback(self, done: Callable[[int, int], None]) -> Callable[[int, int, int], None]:
+    def _task_callbacks(self, done: Callable[[int, int], None]) -> tuple[Any, Any]:
         status_of = self._library.function("doca_task_get_status")
 
-        def task_done(task: int, number: int, _: int) -> None:
-            done(number, status_of(task))
+        def succeeded(task: int, number: int, _: int) -> None:
+            done(number, Status.SUCCESS)
 
-        return task_done
+        def failed(task: int, number: int, _: int) -> None:
+            done(number, status_of(task) or Status.UNKNOWN)
+
+        return self._keep(TaskDone(succeeded)), self._keep(TaskDone(failed))
 
     def _connection_callbacks(self) -> tuple[Any, ...]:
         def established(connection: int, own: int, context: int) -> None:

@@ -18,6 +18,21 @@ from blink_proto.doca.signatures import COMMON, RDMA, RESULTS
 SONAMES = {"libdoca_common.so.2": COMMON, "libdoca_rdma.so.2": RDMA}
 """In the order of loading: the second one takes symbols of the first."""
 OLDEST_VERSION, FIRST_UNKNOWN_VERSION = (2, 9), (4, 0)
+BRIEF = frozenset(
+    {
+        "doca_buf_set_data",
+        "doca_pe_clear_notification",
+        "doca_pe_progress",
+        "doca_pe_request_notification",
+        "doca_rdma_task_read_set_dst_buf",
+        "doca_rdma_task_read_set_src_buf",
+        "doca_rdma_task_write_set_dst_buf",
+        "doca_rdma_task_write_set_src_buf",
+        "doca_task_get_status",
+        "doca_task_submit",
+    }
+)
+"""Functions that are called for every record and never wait: shorter than handing the interpreter lock over."""
 INSTALL_FOLDER = Path("/opt/mellanox/doca/lib")
 
 
@@ -29,7 +44,7 @@ class DocaLibrary:
         self.version = version
 
     def function(self, name: str) -> Callable[..., Any]:
-        """A C function as it is. Calls release the interpreter lock; callbacks take it again."""
+        """A C function as it is. All but the brief ones release the interpreter lock; callbacks take it again."""
         return self._functions[name]
 
     def call(self, name: str, *arguments: Any, also: Status = Status.SUCCESS) -> int:
@@ -79,8 +94,8 @@ def load_doca(folder: str | None = None) -> DocaLibrary:
         DocaUnavailableError: a library or a function is missing, or the version is not one that is known; it names
             everything that is wrong at once.
     """
-    opened = {soname: _open(soname, folder) for soname in SONAMES}
-    absent = [soname for soname, handle in opened.items() if handle is None]
+    opened = {soname: handles for soname in SONAMES if (handles := _open(soname, folder))}
+    absent = [soname for soname in SONAMES if soname not in opened]
     if absent:
         places = folder or f"the system's library path and {_install_folder()}"
         raise DocaUnavailableError(f"DOCA is not installed: {' and '.join(absent)} cannot be loaded from {places}")
@@ -88,7 +103,7 @@ def load_doca(folder: str | None = None) -> DocaLibrary:
     missing: list[str] = []
     for soname, table in SONAMES.items():
         for name, arguments in table.items():
-            function = getattr(opened[soname], name, None)
+            function = getattr(opened[soname][name in BRIEF], name, None)
             if function is None:
                 missing.append(f"{name} ({soname})")
                 continue
@@ -102,11 +117,13 @@ def load_doca(folder: str | None = None) -> DocaLibrary:
     return DocaLibrary(functions, version)
 
 
-def _open(soname: str, folder: str | None) -> ctypes.CDLL | None:
+def _open(soname: str, folder: str | None) -> tuple[ctypes.CDLL, ctypes.PyDLL] | None:
+    """The library for calls that release the interpreter lock, and for those that keep it."""
     names = [str(Path(folder) / soname)] if folder else [soname, str(_install_folder() / soname)]
     for name in names:
         try:
-            return ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_GLOBAL)
+            mode = os.RTLD_NOW | os.RTLD_GLOBAL
+            return ctypes.CDLL(name, mode=mode), ctypes.PyDLL(name, mode=mode)
         except OSError:
             continue
     return None

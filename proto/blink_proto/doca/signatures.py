@@ -94,9 +94,13 @@ RDMA: dict[str, Sequence[Any]] = {
     "doca_rdma_task_write_set_conf": _TASK_CONF,
     "doca_rdma_task_write_allocate_init": _TASK_INIT,
     "doca_rdma_task_write_as_task": (c_void_p,),
+    "doca_rdma_task_write_set_src_buf": (c_void_p, c_void_p),
+    "doca_rdma_task_write_set_dst_buf": (c_void_p, c_void_p),
     "doca_rdma_task_read_set_conf": _TASK_CONF,
     "doca_rdma_task_read_allocate_init": _TASK_INIT,
     "doca_rdma_task_read_as_task": (c_void_p,),
+    "doca_rdma_task_read_set_src_buf": (c_void_p, c_void_p),
+    "doca_rdma_task_read_set_dst_buf": (c_void_p, c_void_p),
 }
 
 RESULTS: dict[str, Any] = {
@@ -108,6 +112,10 @@ RESULTS: dict[str, Any] = {
     "doca_rdma_as_ctx": c_void_p,
     "doca_rdma_task_write_as_task": c_void_p,
     "doca_rdma_task_read_as_task": c_void_p,
+    "doca_rdma_task_write_set_src_buf": None,
+    "doca_rdma_task_write_set_dst_buf": None,
+    "doca_rdma_task_read_set_src_buf": None,
+    "doca_rdma_task_read_set_dst_buf": None,
 }
 """Of the functions that do not return a `doca_error_t`."""
 

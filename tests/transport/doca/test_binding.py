@@ -326,7 +326,7 @@ def test_says_which_devices_there_are(wanted: DocaSettings, said: str, library: 
 def test_callbacks_live_until_the_context_is_idle_and_no_longer(doca_shim: Path, pair: Pair):
     transport, _ = pair.connect()
     kept = [weakref.ref(callback) for callback in transport._session._context._callbacks]
-    assert len(kept) == 5
+    assert len(kept) == 6
     gc.collect()
     assert all(callback() is not None for callback in kept)
     for word in range(300):

@@ -160,6 +160,8 @@ static doca_error_t start(struct doca_ctx* ctx) {
 
 static doca_error_t submit(struct doca_task* task) {
   struct doca_rdma* rdma = (struct doca_rdma*)task->ctx;
+  if (task->source->data != task->source_data || task->target->data != task->target_data)
+    shim_abort("a task's buffers were aimed after they were set");
   if (task->source->data_size == 0 || task->target->data_size != 0) shim_abort("a task's buffers are not aimed");
   task->next = NULL;
   if (task->ctx->in_flight > rdma->send_queue) {
@@ -363,6 +365,24 @@ doca_error_t doca_rdma_task_read_allocate_init(struct doca_rdma* rdma, struct do
   ENTER("doca_rdma_task_read_allocate_init %llu", (unsigned long long)data.u64);
   return allocate(rdma, 1, connection, source, target, data, task);
 }
+
+static void set_source(struct doca_task* task, struct doca_buf* buf) {
+  task->source = buf;
+  task->source_data = buf->data;
+}
+
+static void set_target(struct doca_task* task, struct doca_buf* buf) {
+  task->target = buf;
+  task->target_data = buf->data;
+}
+
+void doca_rdma_task_write_set_src_buf(struct doca_task* task, struct doca_buf* buf) { set_source(task, buf); }
+
+void doca_rdma_task_write_set_dst_buf(struct doca_task* task, struct doca_buf* buf) { set_target(task, buf); }
+
+void doca_rdma_task_read_set_src_buf(struct doca_task* task, struct doca_buf* buf) { set_source(task, buf); }
+
+void doca_rdma_task_read_set_dst_buf(struct doca_task* task, struct doca_buf* buf) { set_target(task, buf); }
 
 struct doca_task* doca_rdma_task_write_as_task(struct doca_task* task) { return task; }
 

@@ -84,6 +84,7 @@ struct doca_task {
   struct doca_ctx* ctx;
   int is_read;
   struct doca_buf *source, *target;
+  uint8_t *source_data, *target_data;  // of the buffers when they were set: must be the same at submission
   union doca_data user_data;
   doca_error_t status;
   int in_flight;

@@ -23,7 +23,7 @@ INSTALL_SECONDS = 240
 def python_with(*requirements: str) -> Path:
     """An interpreter that has these packages and nothing of ours. Skips the test where it cannot be installed."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    folder = _made(f"python{version} {' '.join(requirements)}", _python_commands(requirements))
+    folder = made(f"python{version} {' '.join(requirements)}", _python_commands(requirements))
     return folder / "bin" / "python"
 
 
@@ -32,7 +32,7 @@ def node_with(requirement: str) -> Path:
     for program in ("node", "npm"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
-    return _made(f"node {requirement}", _node_commands(requirement))
+    return made(f"node {requirement}", _node_commands(requirement))
 
 
 def _python_commands(requirements: tuple[str, ...]) -> Callable[[Path], list[list[str]]]:
@@ -51,7 +51,7 @@ def _node_commands(requirement: str) -> Callable[[Path], list[list[str]]]:
     return lambda folder: [["mkdir", "-p", str(folder)], [*npm, "--prefix", str(folder), requirement]]
 
 
-def _made(what: str, commands: Callable[[Path], list[list[str]]]) -> Path:
+def made(what: str, commands: Callable[[Path], list[list[str]]]) -> Path:
     """The environment's folder; the file `complete` in it says that the installation came to its end."""
     folder = _cache() / hashlib.sha256(what.encode()).hexdigest()[:16]
     folder.parent.mkdir(parents=True, exist_ok=True)

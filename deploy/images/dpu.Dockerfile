@@ -1,0 +1,43 @@
+# The front end, for the Arm cores of a DPU:
+#   docker buildx build --platform linux/arm64 -f deploy/images/dpu.Dockerfile -t blink-dpu:0.1.0 .
+# BASE should name a digest; README.md here says how to find it.
+ARG BASE=docker.io/library/python:3.12.12-slim-bookworm
+
+FROM ${BASE} AS build
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# Debian's compiler is not part of the image, so its newest fixes are welcome.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+RUN python -m venv /opt/blink
+COPY deploy/images/build.lock deploy/images/dpu.lock /tmp/
+RUN /opt/blink/bin/pip install --no-cache-dir --require-hashes -r /tmp/dpu.lock \
+    && python -m venv /tmp/tools \
+    && /tmp/tools/bin/pip install --no-cache-dir --require-hashes -r /tmp/build.lock
+WORKDIR /src
+COPY LICENSE README.md pyproject.toml ./
+COPY proto proto
+COPY deploy/blink_deploy deploy/blink_deploy
+COPY dpu_service dpu_service
+COPY gpu_runtime gpu_runtime
+# pip, which nothing needs at run time, goes last.
+RUN /tmp/tools/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation -w /tmp/wheel . \
+    && /opt/blink/bin/pip install --no-cache-dir --no-deps --no-index /tmp/wheel/*.whl \
+    && /opt/blink/bin/blink-dpu --help >/dev/null \
+    && /opt/blink/bin/pip uninstall -y pip
+
+FROM ${BASE}
+# RDMA's user space, with the provider for ConnectX and BlueField. DOCA's libraries come from the host or a layer of yours.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ibverbs-providers libgomp1 libibverbs1 librdmacm1 \
+    && rm -rf /var/lib/apt/lists/* \
+    && groupadd --gid 10001 blink \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin blink
+COPY --from=build /opt/blink /opt/blink
+ENV PATH=/opt/blink/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+LABEL org.opencontainers.image.title="blink-dpu" \
+      org.opencontainers.image.description="Blink's front end" \
+      org.opencontainers.image.licenses="Apache-2.0"
+USER 10001:10001
+EXPOSE 8443
+ENTRYPOINT ["blink-dpu"]

@@ -1,0 +1,1 @@
+"""Charts, images and documents of deploy/, checked by real tools without a cluster."""

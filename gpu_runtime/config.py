@@ -84,6 +84,8 @@ def make_config(device: str, **choices: Any) -> RuntimeConfig:
         raise ConfigError("the soft GPU computes in float32, with a model's own weights")
     if set(made.transports) - {"shm"} and not made.rdma_address:
         raise ConfigError("RDMA needs --rdma-address: naming it declares that interface's network private")
+    if set(made.transports) - {"shm"} and device == "cuda":
+        raise ConfigError("RDMA reaches the soft GPU only: registering a CUDA device's arena is not wired up yet")
     budget = max(made.token_budget, made.max_running)
     made = replace(made, token_budget=budget, max_sequences=max(made.max_sequences, made.max_running))
     return made

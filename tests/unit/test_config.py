@@ -59,6 +59,14 @@ def test_what_is_left_open_follows_the_device() -> None:
     assert make_config("cuda", dtype="", kv_tokens=0, max_running=None) == cuda
 
 
+def test_rdma_wants_an_interface_that_is_declared_private() -> None:
+    with pytest.raises(ConfigError, match="--rdma-address"):
+        make_config("cpu", transports=("shm", "verbs"))
+    assert make_config("cpu", transports=("verbs",), rdma_address="10.9.0.1").transports == ("verbs",)
+    with pytest.raises(ConfigError, match="soft GPU"):
+        make_config("cuda", transports=("verbs",), rdma_address="10.9.0.1")
+
+
 def test_choices_count() -> None:
     made = make_config("cuda", dtype="float32", kv_tokens=4096, memory_share=0.5, random_weights=True, channels=3)
     assert (made.dtype, made.kv_tokens, made.memory_share, made.random_weights) == ("float32", 4096, 0.5, True)

@@ -125,7 +125,8 @@ async def _run(call: Callable[[Any, Context], Any], request: Any, context: Conte
 
 
 async def _nothing(request: Any, context: Context) -> None:
-    """Stands for a method that is not there."""
+    """Stands for a method that is not there, towards callers that could call it if it were."""
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this runtime does not offer it")
 
 
 def _outcome(context: Context, error: BaseException) -> str:

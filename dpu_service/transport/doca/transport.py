@@ -152,7 +152,7 @@ class DocaTransport:
     def _collect(self) -> None:
         """Takes what is done; new tasks for what waited."""
         self._check()
-        if self._reads or self._writes.under_way:
+        if self._reads or self._writes.under_way or self._session.engine.armed:
             self._session.engine.drain()
             self._settle()
             self._arm()

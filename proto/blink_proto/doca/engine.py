@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from ctypes import byref, c_int
 
 from blink_proto.doca.library import DocaLibrary
@@ -22,16 +23,22 @@ class ProgressEngine:
             raise
         self.descriptor = handle.value
         """Readable after `arm` once something has happened. The library's own: not to be read or closed."""
-        self._armed = False
+        self.armed = False
+        """Whether the descriptor is or may become readable; `drain` has to be called then."""
+        self._readable = select.poll()
+        self._readable.register(self.descriptor, select.POLLIN)
 
     def progress(self) -> bool:
         """Takes one event, running its callback; False when there was none. Never waits."""
         return bool(self._progress(self.handle))
 
     def drain(self) -> int:
-        """Takes all events; their number. An armed descriptor is disarmed first, as the library asks for."""
-        if self._armed:
-            self._armed = False
+        """Takes all events; their number. A descriptor that is readable is cleared first, as the library asks for.
+
+        One that is not is left armed: clearing might wait for an event on some versions, nothing says that it does not.
+        """
+        if self.armed and self._readable.poll(0):
+            self.armed = False
             self._library.call("doca_pe_clear_notification", self.handle, self.descriptor)
         taken = 0
         while self._progress(self.handle):
@@ -43,8 +50,9 @@ class ProgressEngine:
 
         To be called after `drain`. An event between the two would otherwise be slept over.
         """
-        self._library.call("doca_pe_request_notification", self.handle)
-        self._armed = True
+        if not self.armed:
+            self._library.call("doca_pe_request_notification", self.handle)
+            self.armed = True
         if not self.progress():
             return True
         self.drain()

@@ -34,9 +34,8 @@ def make_registrar(transport: str, shared: SharedArena, rdma: RdmaChoice) -> Reg
         return VerbsRegistrar(HostMemory(shared), shared.sizes, rdma.device, rdma.address)
     if transport == "doca":
         from blink_proto.doca.settings import DocaSettings
-        from gpu_runtime.registration.doca import DocaRegistrar, Region
+        from gpu_runtime.registration.doca import DocaRegistrar
+        from gpu_runtime.registration.memory import HostMemory
 
-        settings = DocaSettings(rdma.device, rdma.address)
-        inbound, outbound = map(Region.of_array, (shared.inbound, shared.outbound))
-        return DocaRegistrar(inbound, outbound, shared.sizes, settings)
+        return DocaRegistrar(HostMemory(shared), shared.sizes, DocaSettings(rdma.device, rdma.address))
     raise RegistrationError(f"this runtime has no transport named {transport!r}")

@@ -8,9 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from blink_proto import arena
 from blink_proto.doca.blobs import Answer, BlobError, ChannelKeys, Offer
 from blink_proto.doca.constants import Access
@@ -21,7 +18,9 @@ from blink_proto.doca.errors import DocaError, DocaUnavailableError
 from blink_proto.doca.library import DocaLibrary, load_doca
 from blink_proto.doca.memory import DmaBuf, Mmap, Place
 from blink_proto.doca.settings import DocaSettings
+from blink_proto.rdma.binding import RdmaError
 from gpu_runtime.registration.base import RegistrationError
+from gpu_runtime.registration.memory import ArenaMemory, Part
 
 log = logging.getLogger(__name__)
 
@@ -29,48 +28,41 @@ WRITABLE = Access.LOCAL_READ_WRITE | Access.RDMA_WRITE
 READABLE = Access.LOCAL_READ_ONLY | Access.RDMA_READ
 
 
-Part = tuple[Place, DmaBuf | None]
+class DocaDomain:
+    """Registers memory with one device; see `Domain`. Remembers what has to be given back."""
 
+    def __init__(self, library: DocaLibrary, device: Device, undo: ExitStack) -> None:
+        self._library = library
+        self._device = device
+        self._undo = undo
 
-@dataclass(frozen=True)
-class Region:
-    """One of the arena's regions: memory of this process, or of a GPU when it comes with a dma-buf."""
+    def register(self, address: int, size: int, access: Access) -> Mmap:
+        """Memory of this process, or addresses of a GPU through nvidia-peermem."""
+        return self._keep(Mmap.register(self._library, self._device, Place(address, size), access))
 
-    place: Place
-    dma_buf: DmaBuf | None = None
+    def register_dmabuf(self, descriptor: int, offset: int, size: int, base: int, access: Access) -> Mmap:
+        """Of a dma-buf, which may be closed afterwards."""
+        there = DmaBuf(descriptor, offset)
+        return self._keep(Mmap.register(self._library, self._device, Place(base, size), access, there))
 
-    @classmethod
-    def of_array(cls, array: NDArray[np.uint8]) -> Region:
-        """Memory of this process."""
-        return cls(Place(array.ctypes.data, array.nbytes))
-
-    def part(self, offset: int, size: int) -> Part:
-        """Some of it, registered alone."""
-        there = self.dma_buf and DmaBuf(self.dma_buf.descriptor, self.dma_buf.offset + offset)
-        return Place(self.place.address + offset, size), there
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a front end may reach: the head of the outbound region, and inbound and outbound memory by channel."""
-
-    head: Part
-    channels: dict[int, tuple[Part, Part]]
+    def _keep(self, memory: Mmap) -> Mmap:
+        self._undo.callback(memory.close)
+        return memory
 
 
 class DocaRegistrar:
     """See `Registrar`.
 
     Args:
-        inbound, outbound: the arena; must stay where they are until `close`.
+        memory: the arena's; must stay where it is until `close`.
 
     Raises:
         RegistrationError: DOCA is not installed, or the device cannot be used.
     """
 
-    def __init__(self, inbound: Region, outbound: Region, sizes: arena.Sizes, settings: DocaSettings) -> None:
-        self._regions = inbound, outbound
-        self._layouts = arena.InboundLayout(sizes), arena.OutboundLayout(sizes)
+    def __init__(self, memory: ArenaMemory, sizes: arena.Sizes, settings: DocaSettings) -> None:
+        self._memory = memory
+        self._sizes = sizes
         self._settings = settings
         self._library = _or_refuse(lambda: load_doca(settings.libraries))
         _or_refuse(lambda: Device(self._library, settings)).close()  # better known now than with a front end
@@ -81,23 +73,33 @@ class DocaRegistrar:
             peer = Offer.decode(offer)
         except BlobError as error:
             raise RegistrationError(f"the offer is not one of the doca transport: {error}") from error
-        return _or_refuse(lambda: DocaRegistration(self._library, self._settings, peer, self._parts(channels)))
+        exports = Exports(self._memory, self._sizes, channels)
+        return _or_refuse(lambda: DocaRegistration(self._library, self._settings, peer, exports))
 
     def close(self) -> None:
         """Holds nothing: each registration has all that it needs."""
 
-    def _parts(self, channels: tuple[int, ...]) -> Parts:
-        inbound, outbound = self._regions
-        into, out = self._layouts
-        return Parts(
-            outbound.part(0, out.channels_offset),
-            {
-                channel: (
-                    inbound.part(into.channel_offset(channel), into.channel_bytes),
-                    outbound.part(out.channel_offset(channel), out.channel_bytes),
-                )
-                for channel in channels
-            },
+
+@dataclass(frozen=True)
+class Exports:
+    """What one front end is given: the head of the outbound region to read, its channels to write and to read."""
+
+    memory: ArenaMemory
+    sizes: arena.Sizes
+    channels: tuple[int, ...]
+
+    def head(self, domain: DocaDomain) -> bytes:
+        """Header and telemetry page."""
+        size = arena.OutboundLayout(self.sizes).channels_offset
+        return self.memory.register(domain, Part(False, 0, size), READABLE).export()
+
+    def keys(self, domain: DocaDomain, channel: int) -> ChannelKeys:
+        """Both sides of a channel."""
+        inbound, outbound = arena.InboundLayout(self.sizes), arena.OutboundLayout(self.sizes)
+        into = Part(True, inbound.channel_offset(channel), inbound.channel_bytes)
+        out = Part(False, outbound.channel_offset(channel), outbound.channel_bytes)
+        return ChannelKeys(
+            self.memory.register(domain, into, WRITABLE).export(), self.memory.register(domain, out, READABLE).export()
         )
 
 
@@ -108,21 +110,17 @@ class DocaRegistration:
         DocaError: the device refuses.
     """
 
-    def __init__(self, library: DocaLibrary, settings: DocaSettings, peer: Offer, parts: Parts) -> None:
-        self._library = library
+    def __init__(self, library: DocaLibrary, settings: DocaSettings, peer: Offer, exports: Exports) -> None:
         with ExitStack() as undo:
-            self._device = Device(library, settings)
-            undo.callback(self._device.close)
-            self._undo = undo
-            head = self._export(parts.head, READABLE)
-            channels = {
-                number: ChannelKeys(self._export(into, WRITABLE), self._export(out, READABLE))
-                for number, (into, out) in parts.channels.items()
-            }
+            device = Device(library, settings)
+            undo.callback(device.close)
+            domain = DocaDomain(library, device, undo)
+            head = exports.head(domain)
+            channels = {channel: exports.keys(domain, channel) for channel in exports.channels}
             engine = ProgressEngine(library)
             undo.callback(engine.close)
             rights = Access.RDMA_READ | Access.RDMA_WRITE
-            context = RdmaContext(library, self._device, engine, rights)
+            context = RdmaContext(library, device, engine, rights)
             undo.callback(context.close)
             self._answer = Answer(context.export(), head, channels)
             # Nothing is ever waited for here: the device serves the front end without this process.
@@ -144,11 +142,6 @@ class DocaRegistration:
     def __repr__(self) -> str:
         return "DocaRegistration(redacted)"
 
-    def _export(self, part: Part, access: Access) -> bytes:
-        memory = Mmap.register(self._library, self._device, part[0], access, part[1])
-        self._undo.callback(memory.close)
-        return memory.export()
-
 
 Made = TypeVar("Made")
 
@@ -156,5 +149,5 @@ Made = TypeVar("Made")
 def _or_refuse(make: Callable[[], Made]) -> Made:
     try:
         return make()
-    except (DocaError, DocaUnavailableError) as error:
+    except (DocaError, DocaUnavailableError, RdmaError) as error:
         raise RegistrationError(str(error)) from error

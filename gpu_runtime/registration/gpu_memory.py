@@ -1,9 +1,10 @@
 """The arena in a CUDA device's memory, as RDMA devices can register it.
 
 By dma-buf: the driver exports a range of device memory as a file descriptor (`cuMemGetHandleForAddressRange`), and the
-RDMA device maps that (`ibv_reg_dmabuf_mr`). The older way is the kernel module nvidia-peermem, with which device
-addresses are registered like any others. A dma-buf begins on a page of its own: what lies before the wanted memory
-there is skipped by the offset in it, and the address by which peers reach the first byte is said explicitly.
+RDMA device maps that (`ibv_reg_dmabuf_mr`, `doca_mmap_set_dmabuf_memrange`). The older way is the kernel module
+nvidia-peermem, with which device addresses are registered like any others. A dma-buf begins on a page of its own: what
+lies before the wanted memory there is skipped by the offset in it, and the address by which peers reach the first byte
+is said explicitly, never assumed.
 
 Visibility to a kernel that is running while the network card writes is not CUDA's formal promise. It is given where the
 device reports that remote writes are seen in order by the GPU that owns the memory, which is checked here.
@@ -16,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blink_proto.rdma.binding import Access, Domain, RdmaError, Region
+from blink_proto.rdma.binding import RdmaError
 from gpu_runtime.registration.base import RegistrationError
-from gpu_runtime.registration.memory import Part
+from gpu_runtime.registration.memory import Access, Domain, Part, Region
 
 ORDERED_FOR_OWNER = 100
 """CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER; an H200 reports it. 0: none, 200: all devices."""
@@ -72,7 +73,7 @@ class DmabufMemory:
         self._driver = driver
         self._regions = {True: inbound, False: outbound}
 
-    def register(self, domain: Domain, part: Part, access: Access) -> Region:
+    def register(self, domain: Domain[Access, Region], part: Part, access: Access) -> Region:
         """Exports the pages that the part lies in, and registers the part of them. The descriptor is closed again: the
         registration holds the memory."""
         start = _start_of(self._regions[part.inbound], part)
@@ -103,7 +104,7 @@ class PeermemMemory:
             raise RegistrationError("no dma-buf of this device's memory, and the module nvidia-peermem is not loaded")
         self._regions = {True: inbound, False: outbound}
 
-    def register(self, domain: Domain, part: Part, access: Access) -> Region:
+    def register(self, domain: Domain[Access, Region], part: Part, access: Access) -> Region:
         """As memory of this process."""
         return domain.register(_start_of(self._regions[part.inbound], part), part.size, access)
 

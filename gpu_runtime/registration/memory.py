@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
-from blink_proto.rdma.binding import Access, Domain, Region
 from gpu_runtime.shared_arena import SharedArena
 
 
@@ -16,14 +15,28 @@ class Part(NamedTuple):
     size: int
 
 
+Access = TypeVar("Access", contravariant=True)
+Region = TypeVar("Region", covariant=True)
+
+
+class Domain(Protocol[Access, Region]):
+    """What registers memory with one device, for one front end: a `blink_proto.rdma` domain, or one of DOCA's."""
+
+    def register(self, address: int, size: int, access: Access) -> Region:
+        """Memory of this process, or what the kernel takes for it."""
+
+    def register_dmabuf(self, descriptor: int, offset: int, size: int, base: int, access: Access) -> Region:
+        """`size` bytes at `offset` of a dma-buf; peers call the first one `base`."""
+
+
 class ArenaMemory(Protocol):
     """Where an arena lies."""
 
-    def register(self, domain: Domain, part: Part, access: Access) -> Region:
+    def register(self, domain: Domain[Access, Region], part: Part, access: Access) -> Region:
         """Registers a part.
 
         Raises:
-            RdmaError: the device refuses.
+            RdmaError: the device refuses, or the memory cannot be had.
         """
 
 
@@ -33,7 +46,7 @@ class HostMemory:
     def __init__(self, shared: SharedArena) -> None:
         self._arena = shared
 
-    def register(self, domain: Domain, part: Part, access: Access) -> Region:
+    def register(self, domain: Domain[Access, Region], part: Part, access: Access) -> Region:
         """Pins the pages."""
         region = self._arena.inbound if part.inbound else self._arena.outbound
         return domain.register(int(region.ctypes.data) + part.offset, part.size, access)

@@ -90,12 +90,9 @@ def _doca_connector() -> Connector:
 
 
 def _doca_registrar(device: ReplayDevice) -> Registrar:
-    from gpu_runtime.registration.doca import DocaRegistrar, Region
+    from gpu_runtime.registration.doca import DocaRegistrar
 
-    inbound, outbound = (
-        Region.of_array(np.frombuffer(region, np.uint8)) for region in (device.inbound, device.outbound)
-    )
-    return DocaRegistrar(inbound, outbound, device.sizes, doca_settings())
+    return DocaRegistrar(DeviceMemory(device), device.sizes, doca_settings())
 
 
 def why_no_doca() -> str:

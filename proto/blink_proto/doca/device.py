@@ -10,6 +10,7 @@ from blink_proto.doca.constants import Status
 from blink_proto.doca.errors import DocaUnavailableError
 from blink_proto.doca.library import DocaLibrary
 from blink_proto.doca.settings import DocaSettings
+from blink_proto.rdma.binding import RdmaError, refuse_reordering
 
 _NAMES = {
     "doca_devinfo_get_ibdev_name": (64,),
@@ -25,12 +26,13 @@ class Device:
     `gid_index`: of the address in its table, None without an address.
 
     Raises:
-        DocaUnavailableError: there is no such device; says what there is.
+        DocaUnavailableError: there is no such device (it says what there is), or this process has relaxed ordering on.
         DocaError: it cannot be opened.
     """
 
     def __init__(self, library: DocaLibrary, settings: DocaSettings) -> None:
         self._library = library
+        _refuse_reordering()
         devices, count = POINTER(c_void_p)(), c_uint32()
         library.call("doca_devinfo_create_list", byref(devices), byref(count))
         try:
@@ -46,6 +48,13 @@ class Device:
             DocaError: something still uses it.
         """
         self._library.call("doca_dev_close", self.handle)
+
+
+def _refuse_reordering() -> None:
+    try:
+        refuse_reordering()
+    except RdmaError as error:
+        raise DocaUnavailableError(str(error)) from error
 
 
 def _choose(library: DocaLibrary, infos: list[Any], settings: DocaSettings) -> tuple[Any, int | None]:

@@ -17,7 +17,8 @@ from blink_proto import arena
 from blink_proto.doca.settings import DocaSettings
 from dpu_service.transport.doca.connector import DocaConnector
 from dpu_service.transport.doca.transport import DocaTransport
-from gpu_runtime.registration.doca import DocaRegistrar, DocaRegistration, Region
+from gpu_runtime.registration.doca import DocaRegistrar, DocaRegistration
+from gpu_runtime.registration.memory import HostMemory
 from gpu_runtime.shared_arena import ArenaLimits, ArenaName, SharedArena
 from tests.transport.doca.build import SHIM_ADDRESS
 
@@ -33,8 +34,7 @@ def settings(libraries: Path | str) -> DocaSettings:
 
 def registrar(shared: SharedArena, libraries: Path | str) -> DocaRegistrar:
     """For an arena in this process's memory."""
-    inbound, outbound = map(Region.of_array, (shared.inbound, shared.outbound))
-    return DocaRegistrar(inbound, outbound, SIZES, settings(libraries))
+    return DocaRegistrar(HostMemory(shared), SIZES, settings(libraries))
 
 
 class Pair:

@@ -9,22 +9,28 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from enum import IntEnum
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from blink_proto import arena
 from blink_proto.doca.blobs import Answer, BlobError, ChannelKeys, Offer
 from blink_proto.doca.constants import Access
 from blink_proto.doca.device import Device
 from blink_proto.doca.errors import DocaError, DocaUnavailableError, status_name
 from blink_proto.doca.library import DocaLibrary, load_doca
-from blink_proto.doca.memory import DmaBuf, Mmap, Place
+from blink_proto.doca.memory import Mmap, Place
 from blink_proto.doca.settings import DocaSettings
-from dpu_service.transport.base import TransportError
+from dpu_service.transport.base import Range, TransportError
 from dpu_service.transport.doca.connector import DocaConnector
 from dpu_service.transport.doca.session import HEAD_READS, READS, WRITES
 from gpu_runtime.registration.base import RegistrationError
-from gpu_runtime.registration.doca import DocaRegistrar, Region
+from gpu_runtime.registration.doca import DocaRegistrar
+from gpu_runtime.registration.gpu_memory import PAGE, DmabufMemory, RegionAddress
+from gpu_runtime.registration.memory import HostMemory
 from tests.transport.doca.pair import INBOUND, OUTBOUND, SIZES, Pair, settings
 
 MADE = {
@@ -160,24 +166,69 @@ def test_a_runtime_exports_with_the_least_rights_and_takes_all_back(doca_shim: P
     connector.close()
 
 
-def test_device_memory_is_registered_by_its_dma_buf(
-    library: DocaLibrary, doca_shim: Path, trace: Trace, tmp_path: Path
-):
-    descriptor = os.memfd_create("device")
-    os.ftruncate(descriptor, 1 << 16)
-    address = 0x7F0000000000
-    region = Region(Place(address, 1 << 16), DmaBuf(descriptor, 4096))
-    place, dma_buf = region.part(8192, 4096)
-    device = Device(library, settings(doca_shim))
-    memory = Mmap.register(library, device, place, Access.RDMA_READ, dma_buf)
-    wanted = f"doca_mmap_set_dmabuf_memrange {descriptor} {address + 8192:#x} {4096 + 8192} 4096"
-    assert wanted in trace.take()
-    os.close(descriptor)
-    peer = Mmap.of_peer(library, device, memory.export())
-    assert peer.place() == (address + 8192, 4096)
-    peer.close()
-    memory.close()
-    device.close()
+class Driver:
+    """Of `cuda.bindings.driver` what exports memory: every range asked for begins where one of these files does."""
+
+    CUmemRangeHandleType = SimpleNamespace(CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD=1)
+
+    def __init__(self, files: dict[int, int]) -> None:
+        self._files = files
+
+    def cuMemGetHandleForAddressRange(self, address: int, size: int, kind: int, flags: int) -> tuple[int, int]:
+        return 0, os.dup(self._files[address])
+
+
+def test_device_memory_is_reached_through_its_dma_buf(doca_shim: Path, trace: Trace):
+    sizes = arena.Sizes(channels=2, submit_slots=8, cancel_slots=8, log_slots=64, heap_tokens=1024)
+    inbound, outbound = arena.InboundLayout(sizes), arena.OutboundLayout(sizes)
+    addresses = 0x7F00_0000_0000, 0x7F00_0001_0000
+    files = {address: os.memfd_create("device") for address in addresses}
+    for descriptor in files.values():
+        os.ftruncate(descriptor, PAGE)
+    memory = DmabufMemory(
+        Driver(files),
+        RegionAddress(addresses[0], inbound.total_bytes),
+        RegionAddress(addresses[1], outbound.total_bytes),
+    )
+    connector = DocaConnector(settings(doca_shim))
+    trace.take()
+    registration = DocaRegistrar(memory, sizes, settings(doca_shim)).register(connector.offer, (1,))
+    set_ranges = [call.split()[2:] for call in trace.take() if call.startswith("doca_mmap_set_dmabuf_memrange")]
+    into, out = inbound.channel_offset(1), outbound.channel_offset(1)
+    assert set_ranges == [
+        [hex(addresses[1]), "0", str(outbound.channels_offset)],
+        [hex(addresses[0] + into), str(into), str(inbound.channel_bytes)],
+        [hex(addresses[1] + out), str(out), str(outbound.channel_bytes)],
+    ]
+    transport = connector.connect(registration.answer, sizes, 1)
+    transport.commit(into + 64, 0x0102030405060708)
+    transport.flush(5)
+    assert os.pread(files[addresses[0]], 8, into + 64) == bytes(range(8, 0, -1))
+    os.pwrite(files[addresses[1]], b"12345678", out)
+    ticket = transport.fetch(Range(out, 8))
+    while not transport.fetched(ticket):
+        time.sleep(0.001)
+    assert transport.read(out, 8) == b"12345678"
+    transport.close()
+    registration.revoke()
+    for descriptor in files.values():
+        os.close(descriptor)
+
+
+def test_what_the_cuda_driver_does_not_export_is_refused(doca_shim: Path, trace: Trace):
+    class Refusing(Driver):
+        def cuMemGetHandleForAddressRange(self, address: int, size: int, kind: int, flags: int) -> tuple[Any, int]:
+            return IntEnum("Status", {"CUDA_ERROR_NOT_SUPPORTED": 801}).CUDA_ERROR_NOT_SUPPORTED, -1
+
+    region = RegionAddress(0x7F00_0000_0000, 1 << 30)
+    connector = DocaConnector(settings(doca_shim))
+    trace.take()
+    with pytest.raises(RegistrationError, match="CUDA_ERROR_NOT_SUPPORTED"):
+        DocaRegistrar(DmabufMemory(Refusing({}), region, region), SIZES, settings(doca_shim)).register(
+            connector.offer, (0,)
+        )
+    assert left(trace.take(), "") == {}
+    connector.close()
 
 
 SET_UP = [
@@ -323,6 +374,14 @@ def test_says_which_devices_there_are(wanted: DocaSettings, said: str, library: 
     assert said in str(caught.value)
 
 
+def test_relaxed_ordering_is_refused(doca_shim: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MLX5_RELAXED_PACKET_ORDERING_ON", "1")
+    with pytest.raises(TransportError, match="relaxed ordering breaks the arena's contract"):
+        DocaConnector(settings(doca_shim))
+    with pytest.raises(RegistrationError, match="relaxed ordering"):
+        DocaRegistrar(HostMemory(pair.arena), SIZES, settings(doca_shim))
+
+
 def test_callbacks_live_until_the_context_is_idle_and_no_longer(doca_shim: Path, pair: Pair):
     transport, _ = pair.connect()
     kept = [weakref.ref(callback) for callback in transport._session._context._callbacks]
@@ -463,8 +522,7 @@ def test_bad_channels_are_refused(channels: object):
 
 
 def test_a_runtime_without_doca_says_so(pair: Pair, tmp_path: Path):
-    region = Region.of_array(pair.arena.inbound)
     with pytest.raises(RegistrationError, match="DOCA is not installed"):
-        DocaRegistrar(region, region, SIZES, settings(tmp_path))
+        DocaRegistrar(HostMemory(pair.arena), SIZES, settings(tmp_path))
     with pytest.raises(TransportError, match="DOCA is not installed"):
         DocaConnector(settings(tmp_path))

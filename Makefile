@@ -10,7 +10,7 @@ ON_GPU = PYTHONPATH=$(CURDIR)/proto:$(CURDIR)/deploy:$(CURDIR)$${PYTHONPATH:+:$$
 GENERATED := -name arena.h -o -name layout.h
 CPP_FILES = $(shell find dpu_service gpu_runtime proto tests \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) ! \( $(GENERATED) \))
 
-.PHONY: serve test test-ecosystem test-rdma test-gpu bench-gpu bench-front lint format generate bench install install-serve clean
+.PHONY: serve test test-ecosystem test-rdma test-gpu bench-gpu bench-front lint format generate bench install install-serve sbom clean
 .SILENT:
 
 serve: install-serve
@@ -70,6 +70,12 @@ bench: install
 # What one worker of the front end streams and answers; wants a quiet machine of two cores or more.
 bench-front: install
 	$(BIN)/python -m tests.bench.front_end $(ARGS)
+
+# A bill of materials of each image's Python packages: CycloneDX, by its own tool.
+sbom:
+	test -x build/sbom/tool/bin/cyclonedx-py || { python3 -m venv build/sbom/tool && build/sbom/tool/bin/pip install -q cyclonedx-bom==7.5.0; }
+	for image in dpu gpu; do build/sbom/tool/bin/cyclonedx-py requirements deploy/images/$$image.lock -o build/sbom/$$image.cdx.json || exit 1; done
+	echo "build/sbom/dpu.cdx.json build/sbom/gpu.cdx.json"
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

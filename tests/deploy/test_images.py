@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,11 +18,12 @@ from packaging.utils import canonicalize_name
 
 from tests.deploy.charts import DEPLOY, ROOT
 from tests.deploy.tools import hadolint
+from tests.ecosystem.environments import python_with
 
 IMAGES = DEPLOY / "images"
 DOCKERFILES = sorted(IMAGES.glob("*.Dockerfile"))
 EVERY = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
-EXTRAS = {"dpu": ("dpu",), "gpu": ("dpu", "gpu", "cuda")}
+EXTRAS = {"dpu": ("dpu", "rdma"), "gpu": ("dpu", "gpu", "cuda", "rdma")}
 MARKERS = {"sys_platform": "linux", "platform_machine": "x86_64", "python_version": "3.12", "extra": ""}
 
 
@@ -110,6 +112,16 @@ def test_locks_hold_what_the_project_needs(name: str) -> None:
             version = versions.get(canonicalize_name(requirement.name))
             assert version is not None, f"{requirement.name} is not in {name}.lock"
             assert requirement.specifier.contains(version, prereleases=True), text
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_a_bill_of_materials_names_every_package(name: str) -> None:
+    python = python_with("cyclonedx-bom==7.5.0")
+    command = [str(python), "-m", "cyclonedx_py", "requirements", str(IMAGES / f"{name}.lock")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    bill = json.loads(done.stdout)
+    assert bill["bomFormat"] == "CycloneDX"
+    assert {canonicalize_name(each["name"]): each["version"] for each in bill["components"]} == locked(name)
 
 
 @pytest.mark.parametrize("path", sorted(IMAGES.glob("*.lock")), ids=lambda path: path.name)

@@ -328,9 +328,7 @@ def hermes_answers(draw: st.DrawFn) -> str:
         )
         inner = f'{{"name": "{draw(call_names)}", "arguments": {arguments}}}'
         if draw(st.integers(0, 3)) == 0 and len(arguments) < RELEASE_CHARACTERS:
-            at = draw(
-                st.integers(0, len(inner) - 2)
-            )  # within the arguments or before: behind them it is a call already
+            at = draw(st.integers(0, len(inner) - 2))  # before the arguments end: behind them it is a call
             return f"<tool_call>{inner[:at]}\x01{inner[at:]}</tool_call>"  # a character that may stand nowhere
         return f"<tool_call>\n{inner}\n</tool_call>"
 

@@ -24,7 +24,7 @@ from dpu_service.channel.client import ChannelClient, SharedPrompt
 from dpu_service.channel.geometry import Geometry
 from dpu_service.channel.rings import Sampling
 from dpu_service.sequences.pump import Pump
-from dpu_service.transport.choose import RdmaChoice, make_connector
+from dpu_service.transport.choose import TRANSPORTS, RdmaChoice, make_connector
 from tests.bench.transport_device import CONFIG, VOCABULARY, WINDOW
 
 PATIENCE = 60.0
@@ -175,7 +175,7 @@ def idle_share(transport: str, address: str, seconds: float) -> float:
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--transport", choices=("shm", "verbs"), default="shm")
+    parser.add_argument("--transport", choices=TRANSPORTS, default="shm")
     parser.add_argument("--address", default="10.9.0.1", help="of the RDMA device")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--note", default="", help="words for the table's head, about the machine")

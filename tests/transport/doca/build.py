@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import shutil
 import subprocess
@@ -24,8 +25,20 @@ def shim_folder() -> Path:
     if _PLACE not in os.environ:
         os.environ[_PLACE] = tempfile.mkdtemp(prefix="blink-doca-")
         atexit.register(shutil.rmtree, os.environ[_PLACE], ignore_errors=True)
+        atexit.register(_sweep)
         build_shim(Path(os.environ[_PLACE]))
     return Path(os.environ[_PLACE])
+
+
+def _sweep() -> None:
+    """Removes the shared pages of processes that were killed: the living ones hold a lock on theirs."""
+    for page in Path("/dev/shm").glob("doca-shim-*"):
+        try:
+            with page.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                page.unlink()
+        except OSError:
+            continue
 
 
 def build_shim(folder: Path, *flags: str) -> Path:

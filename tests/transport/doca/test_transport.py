@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import struct
+import threading
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
@@ -87,6 +88,25 @@ def test_a_runtime_that_dies_breaks_the_connection(runtime: Runtime):
     runtime.process.wait()
     assert fails_within(transport) == "the connection to the arena is gone: a task failed with DOCA_ERROR_IO_FAILED"
     transport.close()
+    transport.close()
+
+
+@pytest.mark.parametrize("after", [0.002, 0.03])
+def test_a_runtime_may_die_amidst_writes_and_reads(after: float, runtime: Runtime):
+    transport = runtime.connect()
+    killer = threading.Timer(after, runtime.process.kill)
+    killer.start()
+
+    def flood() -> None:
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            transport.write(IN + INBOUND.channel_heap_offset, bytes(5 * WRITE_BYTES))
+            transport.fetch(Range(OUT, 4096))
+            transport.flush(5)
+
+    with pytest.raises(TransportError, match="DOCA_ERROR_IO_FAILED"):
+        flood()
+    killer.join()
     transport.close()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 import grpc
@@ -74,17 +75,21 @@ class RuntimeLink:
     async def follow(self) -> None:
         """Runs for ever."""
         while True:
+            began = time.monotonic()
             try:
-                async with self._channel() as channel:
-                    self._stub = ControlStub(channel)
-                    request = control_pb2.WatchStateRequest()
-                    async for state in self._stub.WatchState(request, timeout=WATCH_SECONDS):
-                        await self._note(self._stub, state)
+                await self._follow_once()
             except (grpc.aio.AioRpcError, ChannelError, TransportError, DialError) as error:
-                self._say_error(error)
+                if time.monotonic() - began < WATCH_SECONDS:
+                    self._say_error(error)
             finally:
                 self._stub = None
             await asyncio.sleep(RETRY_SECONDS)
+
+    async def _follow_once(self) -> None:
+        async with self._channel() as channel:
+            self._stub = ControlStub(channel)
+            async for state in self._stub.WatchState(control_pb2.WatchStateRequest(), timeout=WATCH_SECONDS):
+                await self._note(self._stub, state)
 
     def _channel(self) -> grpc.aio.Channel:
         """A new connection.
@@ -161,9 +166,8 @@ class RuntimeLink:
 
     def _say_error(self, error: Exception) -> None:
         if isinstance(error, grpc.aio.AioRpcError):
-            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                reason = f"{error.code().name}: {error.details()}".removesuffix(": ")
-                self._say(f"no answer from the GPU runtime at {self._address}: {reason}")
+            reason = f"{error.code().name}: {error.details()}".removesuffix(": ")
+            self._say(f"no answer from the GPU runtime at {self._address}: {reason}")
         else:
             self._say(f"cannot work with the GPU runtime at {self._address}: {error}")
 

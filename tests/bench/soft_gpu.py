@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -81,7 +82,9 @@ def serving(arguments: Sequence[str]) -> Iterator[Server]:
     with tempfile.TemporaryFile() as output:
         began = time.monotonic()
         command = [sys.executable, "-m", "blink_deploy.main", "up", *ports, *arguments]
-        process = subprocess.Popen(command, stdout=output, stderr=output)
+        # Other users than root could not see what processes take that hide their memory.
+        seen = {**os.environ, "BLINK_CORE_DUMPS": "1"}
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=seen)
         try:
             url = f"https://127.0.0.1:{https}"
             _wait_ready(process, url, output, began + START_SECONDS)

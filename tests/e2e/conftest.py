@@ -13,8 +13,8 @@ from tests.tiny import save_tiny
 
 @pytest.fixture(scope="session")
 def default_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """The default model on the soft GPU, as `make serve` starts it."""
-    with serving(tmp_path_factory.mktemp("default"), "smollm2-135m-instruct") as started:
+    """The default model on the soft GPU, as `make serve` starts it, but for its memory, which a test looks at."""
+    with serving(tmp_path_factory.mktemp("default"), "smollm2-135m-instruct", BLINK_CORE_DUMPS="1") as started:
         yield started
 
 

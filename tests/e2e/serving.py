@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -70,14 +71,14 @@ class Serving:
 
 
 @contextmanager
-def serving(folder: Path, model: str, name: str = "", arguments: tuple[str, ...] = ()):
+def serving(folder: Path, model: str, name: str = "", arguments: tuple[str, ...] = (), **environment: str):
     """A running server; killed at the end when the test has not stopped it."""
     https, http, control = free_port(), free_port(), free_port()
     log = folder / "serving.log"
     command = [sys.executable, "-m", "blink_deploy.main", "up", "--model", model, "--name", name]
     command += ["--https-port", str(https), "--http-port", str(http), "--grpc-port", str(control), *arguments]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
+        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **environment})
     started = Serving(
         process,
         f"https://127.0.0.1:{https}",

@@ -22,10 +22,13 @@ from blink_proto.dial import Dial, DialError
 from blink_proto.grpc_settings import CLIENT_OPTIONS, SERVER_OPTIONS, is_local
 from blink_proto.roles import Role, role_of
 from blink_proto.secret import SecretBytes, SecretInt
+from gpu_runtime.config import ConfigError
 from gpu_runtime.control.audit import Audit, Entry
 from gpu_runtime.control.caller import Caller
 from gpu_runtime.control.errors import BadRequestError, ExhaustedError
+from gpu_runtime.control.server import Listen, check_listen
 from gpu_runtime.control.sessions import REVOKE_SECONDS, Sessions
+from gpu_runtime.control.tls import TlsFiles
 from gpu_runtime.control.watch import MOST_WAITING, Watch
 from gpu_runtime.shared_arena import ArenaLimits
 
@@ -149,6 +152,19 @@ def test_dial_refuses_what_cannot_work(tmp_path: Path) -> None:
     for dial in (Dial("10.0.0.1:1"), Dial("127.0.0.1:1", ca="x"), Dial("h:1", broken, broken, broken)):
         with pytest.raises(DialError):
             dial.check()
+
+
+def test_a_listener_is_checked_before_anything_starts(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent.pem")
+    for listen, words in (
+        (Listen("[::]:0"), "--insecure"),
+        (Listen("gpu.example:50051"), "--insecure"),
+        (Listen("127.0.0.1:0", TlsFiles(absent, absent, absent)), "No such file"),
+        (Listen("127.0.0.1:0", audit_log=str(tmp_path / "absent" / "log")), "No such file"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check_listen(listen)
+    assert check_listen(Listen("0.0.0.0:0", insecure=True))[0] is None
 
 
 def test_client_pings_are_rarer_than_what_the_server_takes_for_abuse() -> None:

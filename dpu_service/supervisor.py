@@ -46,7 +46,8 @@ LONGEST_BACKOFF = 5.0
 SETTLED_SECONDS = 30.0
 """A worker that lived this long is restarted without delay."""
 UNSENT_BYTES = 128 << 10
-OFFER_SECONDS = 10.0
+OFFER_SECONDS = 30.0
+"""A worker that was just started first has to come up."""
 OVERTIME_SECONDS = 5.0
 """What a worker may take beyond the grace time before it is killed."""
 
@@ -104,6 +105,7 @@ class WorkerSlot:
         self._on_death = on_death
         self._on_broken = on_broken
         self._offers: asyncio.Queue[Offer] = asyncio.Queue()
+        self._asked = 0
         self._session: Session | None = None
         self._tenants: Tenants | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -134,10 +136,11 @@ class WorkerSlot:
         try:
             async with asyncio.timeout(OFFER_SECONDS):
                 while self._writer is None:
-                    await asyncio.sleep(OFFER_SECONDS / 100)
-                self._offers = asyncio.Queue()
-                self._writer.write(encode(MakeOffer()))
-                offer = await self._offers.get()
+                    await asyncio.sleep(0.05)
+                self._asked += 1
+                self._writer.write(encode(MakeOffer(self._asked)))
+                while (offer := await self._offers.get()).number != self._asked:
+                    pass  # one that came too late for the question before
         except TimeoutError:
             raise TransportError("a worker did not say how it can be reached") from None
         if offer.error:

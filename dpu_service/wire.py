@@ -38,7 +38,9 @@ class Start(msgspec.Struct, tag="start", frozen=True):
 
 
 class MakeOffer(msgspec.Struct, tag="make_offer", frozen=True):
-    """A session is about to be opened: answer with the offer of a new connector."""
+    """A session is about to be opened: answer with the offer of a new connector, and this number."""
+
+    number: int
 
 
 class Session(msgspec.Struct, tag="session", frozen=True):
@@ -79,6 +81,7 @@ class Status(msgspec.Struct, tag="status", frozen=True):
 class Offer(msgspec.Struct, tag="offer", frozen=True):
     """The worker's end of a connection to the arena."""
 
+    number: int
     offer: bytes
     error: str = ""
     """Why there is none."""

@@ -71,7 +71,7 @@ class Worker:
             if isinstance(message, Session):
                 await self._open(message)
             elif isinstance(message, MakeOffer):
-                self._writer.write(encode(await self._make_offer()))
+                self._writer.write(encode(await self._make_offer(message.number)))
             elif isinstance(message, Tenants):
                 self._service.gate.set_tenants(message.tenants)
             elif isinstance(message, Drain):
@@ -81,13 +81,13 @@ class Worker:
         for chore in chores:
             chore.cancel()
 
-    async def _make_offer(self) -> Offer:
+    async def _make_offer(self, number: int) -> Offer:
         self._drop_connector()
         try:
             self._connector = await asyncio.to_thread(self._new_connector)
         except TransportError as error:
-            return Offer(b"", str(error))
-        return Offer(self._connector.offer)
+            return Offer(number, b"", str(error))
+        return Offer(number, self._connector.offer)
 
     def _new_connector(self) -> Connector:
         config = self._service.config

@@ -1,4 +1,4 @@
-"""Emulated machines with Soft-RoCE. A guest sees this machine's files at their own places and can change nothing.
+"""Emulated machines with Soft-RoCE. What a guest sees of this machine's files it cannot change.
 
 Emulation is by QEMU's TCG alone, so nothing of the host's processor or kernel is needed. One virtual core each: two
 processes that spin on two virtual cores starve the kernel thread that does Soft-RoCE's work.
@@ -14,59 +14,76 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.rdma.image import cached_image
+from tests.rdma.foreign import arm64_folder
+from tests.rdma.image import ROOT, amd64_folder
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 _KERNEL_WORDS = (
     "quiet panic=-1 mitigations=off nokaslr audit=0 random.trust_cpu=on cryptomgr.notests tsc=reliable no_timer_check"
 )
 _ENVIRONMENT = """\
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-export PYTHONPATH={root}:{root}/proto:{root}/deploy PYTHON={python}
-cd {root}
+export PYTHONPATH={source}:{source}/proto:{source}/deploy:/mnt/site PYTHON={python}
+cd {source}
 """
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A kind of guest. `shares`: folders that it finds as /mnt/NAME, read-only."""
+    """A kind of guest.
 
-    architecture: str = "amd64"
+    `folder` has its kernel and initrd, `root` is what it finds as /, and `shares` are folders that it finds as
+    /mnt/NAME. All of it is read-only. `source`: where in the guest this repository is.
+    """
+
+    processor: list[str]
+    console: str
+    folder: Path
+    root: Path
+    python: str
+    source: Path
     memory: int = 512
-    root: Path = Path("/")
-    python: str = sys.executable
     shares: dict[str, Path] = field(default_factory=dict)
-    busybox: Path = Path("/bin/busybox")
 
     def command(self, out: Path, devices: list[str]) -> list[str]:
         """QEMU's."""
-        x86 = self.architecture == "amd64"
-        image = cached_image(self.architecture)
-        console = "ttyS0" if x86 else "ttyAMA0"
-        words = f"console={console} {_KERNEL_WORDS} guest.shares={','.join(self.shares)}"
-        made = ["qemu-system-x86_64" if x86 else "qemu-system-aarch64", "-nodefaults", "-display", "none", "-no-reboot"]
-        made += ["-serial", "stdio", "-monitor", "none", "-M", "q35" if x86 else "virt"]
-        made += [
-            "-cpu",
-            "max" if x86 else "cortex-a76",
-            "-accel",
-            "tcg,thread=multi",
-            "-smp",
-            "1",
-            "-m",
-            str(self.memory),
+        words = f"console={self.console} {_KERNEL_WORDS} guest.shares={','.join(self.shares)}"
+        made = [
+            *self.processor,
+            "-nodefaults",
+            "-display",
+            "none",
+            "-no-reboot",
+            "-serial",
+            "stdio",
+            "-monitor",
+            "none",
         ]
-        made += ["-kernel", str(image / "kernel"), "-initrd", str(image / "initrd"), "-append", words]
+        made += ["-accel", "tcg,thread=multi", "-smp", "1", "-m", str(self.memory)]
+        made += ["-kernel", str(self.folder / "kernel"), "-initrd", str(self.folder / "initrd"), "-append", words]
         made += ["-device", "virtio-rng-pci"]
-        for name, path, writable in [
-            ("host", self.root, False),
-            ("out", out, True),
-            *((name, path, False) for name, path in self.shares.items()),
+        for name, path, rights in [
+            ("host", self.root, ",readonly=on"),
+            ("out", out, ""),
+            *((name, path, ",readonly=on") for name, path in self.shares.items()),
         ]:
-            rights = "" if writable else ",readonly=on"
             made += ["-fsdev", f"local,id={name},path={path},security_model=none,multidevs=remap{rights}"]
             made += ["-device", f"virtio-9p-pci,fsdev={name},mount_tag={name}"]
         return made + devices
+
+
+def amd64(memory: int = 512) -> Machine:
+    """One that sees this machine's files at their own places."""
+    processor = ["qemu-system-x86_64", "-M", "q35", "-cpu", "max"]
+    return Machine(processor, "ttyS0", amd64_folder(), Path("/"), sys.executable, ROOT, memory)
+
+
+def arm64(memory: int = 512, **shares: Path) -> Machine:
+    """One with a Debian of its own, as on a DPU. The core is near to that of a BlueField-3, which QEMU 7.2 lacks."""
+    folder = arm64_folder()
+    processor = ["qemu-system-aarch64", "-M", "virt", "-cpu", "cortex-a76"]
+    found = {"source": ROOT, "site": folder / "site", **shares}
+    source = Path("/mnt/source")
+    return Machine(processor, "ttyAMA0", folder, folder / "root", "/usr/bin/python3", source, memory, found)
 
 
 class Guest:
@@ -74,8 +91,7 @@ class Guest:
 
     def __init__(self, machine: Machine, script: str, devices: list[str] | None = None) -> None:
         self.out = Path(tempfile.mkdtemp(prefix="blink-guest-"))
-        root = ROOT if machine.root == Path("/") else Path("/mnt/source")
-        head = _ENVIRONMENT.format(root=root, python=machine.python)
+        head = _ENVIRONMENT.format(source=machine.source, python=machine.python)
         (self.out / "run.sh").write_text(head + script + "\n")
         self.log = self.out / "log"
         with self.log.open("wb") as log:

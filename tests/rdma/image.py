@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
 INIT = HERE / "vm" / "init"
 MODULES = ["virtio_pci", "virtio_net", "9pnet_virtio", "9p", "overlay", "dummy", "crc32_generic", "rdma_rxe"]
 _PARTS = ["./boot/vmlinuz*", "*lib/modules/*/modules.*"]
@@ -25,23 +26,27 @@ _PARTS += [f"*/kernel/{name}/*" for name in ("drivers/infiniband", "drivers/virt
 _PARTS += ["*/kernel/drivers/net/[a-z]*.ko*"]
 
 
-def cached_image(architecture: str) -> Path:
-    """The folder with kernel and initrd for an architecture (Debian's name), made on the first use."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blink" / "rdma-guest"
+def cache_folder() -> Path:
+    """Of all that guests are made of."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blink" / "rdma-guest"
+
+
+def amd64_folder() -> Path:
+    """A folder with kernel and initrd, made on the first use."""
     key = hashlib.sha256(Path(__file__).read_bytes() + INIT.read_bytes()).hexdigest()[:12]
-    folder = cache / f"{architecture}-{key}"
+    folder = cache_folder() / f"amd64-{key}"
     if not (folder / "initrd").exists():
-        make_image(folder, architecture)
+        make_image(folder, "amd64", Path("/bin/busybox"), dict(os.environ))
     return folder
 
 
-def make_image(folder: Path, architecture: str = "amd64", busybox: Path = Path("/bin/busybox")) -> None:
-    """Both files, whole or not at all."""
+def make_image(folder: Path, architecture: str, busybox: Path, apt: dict[str, str]) -> None:
+    """Both files, whole or not at all. `apt`: the environment in which apt finds the architecture's packages."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         unpacked = Path(scratch) / "kernel"
         unpacked.mkdir()
-        unpack(download(f"linux-image-{architecture}", Path(scratch)), unpacked)
+        unpack(download(f"linux-image-{architecture}", Path(scratch), apt), unpacked)
         (image,) = unpacked.glob("boot/vmlinuz*")
         (Path(scratch) / "boots").write_bytes(uncompressed(image.read_bytes()))
         make_initrd(Path(scratch) / "initrd", unpacked, busybox, Path(scratch) / "tree")
@@ -49,11 +54,11 @@ def make_image(folder: Path, architecture: str = "amd64", busybox: Path = Path("
         (Path(scratch) / "initrd").rename(folder / "initrd")
 
 
-def download(meta_package: str, folder: Path) -> Path:
+def download(meta_package: str, folder: Path, apt: dict[str, str]) -> Path:
     """The kernel package that a meta package depends on."""
-    said = subprocess.run(["apt-cache", "depends", meta_package], capture_output=True, text=True, check=True).stdout
-    package = next(line.split()[1] for line in said.splitlines() if "Depends:" in line)
-    subprocess.run(["apt-get", "-qq", "download", package], cwd=folder, check=True, stderr=subprocess.DEVNULL)
+    asked = subprocess.run(["apt-cache", "depends", meta_package], capture_output=True, text=True, check=True, env=apt)
+    package = next(line.split()[1] for line in asked.stdout.splitlines() if "Depends:" in line)
+    subprocess.run(["apt-get", "-qq", "download", package], cwd=folder, check=True, stderr=subprocess.DEVNULL, env=apt)
     (found,) = folder.glob(f"{package}_*.deb")
     return found
 
@@ -120,4 +125,4 @@ def add_module(name: str, folder: Path, target: Path, order: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    make_image(Path(sys.argv[1]))
+    make_image(Path(sys.argv[1]), "amd64", Path("/bin/busybox"), dict(os.environ))

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.rdma.guest import Guest, Machine
+from tests.rdma.guest import Guest, amd64
 
 SECONDS = 400
 CONTRACT = """\
@@ -18,7 +18,7 @@ $PYTHON -m pytest tests/transport --transport verbs --confcutdir=tests/transport
 
 @pytest.mark.timeout(SECONDS + 60)
 def test_the_contract_holds_over_soft_roce() -> None:
-    guest = Guest(Machine(), CONTRACT)
+    guest = Guest(amd64(), CONTRACT)
     try:
         status = guest.wait(SECONDS)
         said = guest.said()

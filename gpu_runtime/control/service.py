@@ -13,6 +13,7 @@ import grpc
 
 from blink_proto import VERSION, arena, control_pb2
 from blink_proto.control_pb2_grpc import ControlServicer
+from gpu_runtime.control.caller import caller_of
 from gpu_runtime.control.chain_life import TOKENIZER_FILES
 from gpu_runtime.control.errors import BadRequestError, ControlError, NoSuchModelError, NotReadyError
 from gpu_runtime.control.runtime import ChainError, Runtime
@@ -113,7 +114,8 @@ class ControlService(ControlServicer):
             if request.layout_hash != arena.LAYOUT_HASH:
                 raise NotReadyError("the front end was built for another arena layout; use the same version")
             life = self._runtime.life
-            return life.open_session(request.front_end, request.channels, request.transport, request.offer)
+            owner = caller_of(context.auth_context(), context.peer()).subject
+            return life.open_session(request.front_end, request.channels, request.transport, request.offer, owner)
 
         opened: control_pb2.OpenSessionResponse = await answer(context, open_session)
         return opened

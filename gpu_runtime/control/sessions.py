@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpu_runtime.control.errors import BadRequestError, ExhaustedError
+from gpu_runtime.control.errors import BadRequestError, ExhaustedError, TakenError
 from gpu_runtime.registration.base import Registration
 
 REVOKE_SECONDS = 5.0
@@ -25,6 +25,8 @@ class Session:
     front_end: str
     transport: str
     channels: tuple[int, ...]
+    owner: str
+    """Subject of the certificate that opened it; empty in plain text."""
     registration: Registration = field(repr=False)
     opened: float
     """By the monotonic clock."""
@@ -53,13 +55,14 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
 
     def open(
-        self, front_end: str, count: int, transport: str, register: Register
+        self, front_end: str, count: int, transport: str, owner: str, register: Register
     ) -> tuple[tuple[int, ...], Registration]:
         """Channels for a front end: the ones it had, more or fewer when it asks for another number. What it was given
         before is revoked, and `register` gives it the new channels.
 
         Raises:
             BadRequestError: no name, or a count of zero.
+            TakenError: another owner has a session of that name, and it lives.
             ExhaustedError: too few channels are free.
         """
         if not front_end or len(front_end) > 128:
@@ -69,6 +72,8 @@ class Sessions:
         now = time.monotonic()
         self.sweep(now)
         before = self._sessions.get(front_end)
+        if before and before.owner != owner and any(map(self._is_live, before.channels)):
+            raise TakenError(f"{front_end!r} is the name of a front end with another certificate's subject")
         kept = before.channels[:count] if before else ()
         free = [channel for channel in self.free() if channel not in kept]
         if count - len(kept) > len(free):
@@ -77,7 +82,7 @@ class Sessions:
         if before:  # first, so that two workers never reach the same channel
             before.registration.revoke()
         registration = register(channels)
-        self._sessions[front_end] = Session(front_end, transport, channels, registration, now)
+        self._sessions[front_end] = Session(front_end, transport, channels, owner, registration, now)
         return channels, registration
 
     def all(self) -> list[Session]:

@@ -41,6 +41,7 @@ CLIENT_OPTIONS: Options = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.keepalive_time_ms", CLIENT_PING_MS),
     ("grpc.keepalive_timeout_ms", CLIENT_PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", CLIENT_PING_TIMEOUT_MS),  # of pings that gRPC sends for other reasons
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.max_send_message_length", MAX_REQUEST_BYTES),

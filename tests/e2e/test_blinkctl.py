@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import signal
 import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blink_proto import control_pb2
+from blink_proto.control_pb2_grpc import ControlStub
+from blink_proto.grpc_settings import CLIENT_OPTIONS
 from tests.control import ADMINISTRATOR, READER, SecureRuntime, ctl, make_certificates, secure_runtime
 from tests.e2e.serving import free_port
 from tests.tiny import save_tiny
@@ -118,12 +122,35 @@ def test_statuses_and_messages(idle: SecureRuntime, tmp_path: Path) -> None:
 
 
 def test_a_runtime_that_does_not_answer(idle: SecureRuntime) -> None:
-    idle.process.send_signal(19)  # SIGSTOP
+    idle.process.send_signal(signal.SIGSTOP)
     try:
         assert "in time" in idle.ctl("--timeout", "1", "status", status=3).stderr
     finally:
-        idle.process.send_signal(18)  # SIGCONT
+        idle.process.send_signal(signal.SIGCONT)
     assert "idle" in idle.ctl("status").stdout
+
+
+def test_a_watcher_notices_a_runtime_that_hangs(idle: SecureRuntime) -> None:
+    """By pings, with the real settings but for their times, which are a hundredth."""
+    folder = idle.certificates
+    names = ("ca.pem", "reader-key.pem", "reader.pem")
+    credentials = grpc.ssl_channel_credentials(*((folder / name).read_bytes() for name in names))
+    options = [
+        (name, value // 100 if "keepalive" in name or "ping_timeout" in name else value)
+        for name, value in CLIENT_OPTIONS
+    ]
+    with grpc.secure_channel(idle.address, credentials, options=options) as channel:
+        states = ControlStub(channel).WatchState(control_pb2.WatchStateRequest(), timeout=30)
+        assert next(states).phase == control_pb2.PHASE_IDLE
+        idle.process.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        try:
+            with pytest.raises(grpc.RpcError) as lost:
+                next(states)
+        finally:
+            idle.process.send_signal(signal.SIGCONT)
+        assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert time.monotonic() - began < 10
 
 
 def test_completion() -> None:

@@ -25,7 +25,7 @@ from blink_proto.secret import SecretBytes, SecretInt
 from gpu_runtime.config import ConfigError
 from gpu_runtime.control.audit import Audit, Entry
 from gpu_runtime.control.caller import Caller
-from gpu_runtime.control.errors import BadRequestError, ExhaustedError
+from gpu_runtime.control.errors import BadRequestError, ExhaustedError, TakenError
 from gpu_runtime.control.server import Listen, check_listen
 from gpu_runtime.control.sessions import REVOKE_SECONDS, Sessions
 from gpu_runtime.control.tls import TlsFiles
@@ -54,8 +54,8 @@ class World:
     def __post_init__(self) -> None:
         self.sessions = Sessions(4, lambda channel: channel in self.live, 10.0)
 
-    def open(self, name: str, count: int) -> tuple[int, ...]:
-        channels, _ = self.sessions.open(name, count, "shm", self._register)
+    def open(self, name: str, count: int, owner: str = "") -> tuple[int, ...]:
+        channels, _ = self.sessions.open(name, count, "shm", owner, self._register)
         return channels
 
     def _register(self, channels: tuple[int, ...]) -> Given:
@@ -96,6 +96,19 @@ def test_a_session_ends_when_its_front_end_is_silent() -> None:
     world.live = {0}  # it was only stopped, and goes on
     assert world.sessions.free() == [1, 2, 3]
     assert "blob" not in repr(world.sessions.all())
+
+
+def test_a_name_belongs_to_its_certificate_while_it_lives() -> None:
+    world = World()
+    assert world.open("a", 1, "CN=one") == (0,)
+    world.live = {0}
+    assert world.open("a", 1, "CN=one") == (0,), "renewed certificates keep their subject"
+    with pytest.raises(TakenError):
+        world.open("a", 1, "CN=two")
+    assert not world.given[1].revoked
+    world.live = set()
+    assert world.open("a", 1, "CN=two") == (0,)
+    assert world.given[1].revoked
 
 
 def test_a_slow_watcher_gets_the_latest_state_and_costs_little() -> None:
@@ -207,6 +220,28 @@ def test_an_idle_stream_lives_with_these_settings() -> None:
 
     ended = asyncio.run(main())
     assert ended.code() is grpc.StatusCode.DEADLINE_EXCEEDED, ended.details()
+
+
+def test_calls_of_one_connection_are_bounded() -> None:
+    async def main() -> int:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        add_ControlServicer_to_server(Silent(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CLIENT_OPTIONS) as channel:
+                stub, request = ControlStub(channel), control_pb2.WatchStateRequest()
+                calls = [stub.WatchState(request, timeout=3) for _ in range(grpc_settings.MAX_STREAMS + 5)]
+                reads = [asyncio.ensure_future(call.read()) for call in calls]
+                done, waiting = await asyncio.wait(reads, timeout=1)
+                for call in calls:
+                    call.cancel()
+                await asyncio.gather(*waiting, return_exceptions=True)
+                return len(done)
+        finally:
+            await server.stop(None)
+
+    assert asyncio.run(main()) == grpc_settings.MAX_STREAMS
 
 
 def test_secrets_print_as_words() -> None:

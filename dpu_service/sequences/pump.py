@@ -341,6 +341,8 @@ class Pump:
         sequence.over = True
 
     def _break(self, reason: str) -> None:
+        if self._closed:
+            return
         log.error("lost the connection to the arena", extra={"fields": {"reason": reason}})
         self._fail_all(DeviceUnavailableError("the connection to the device was lost"))
         self.client.state = LeaseState.VACANT

@@ -42,6 +42,8 @@ class Staging:
 
     def take(self, size: int) -> int | None:
         """Offset of so many bytes in the pinned memory, in one piece, or None while there is no room."""
+        if not self._spans:
+            self._head = 0  # an empty ring has all its room in one piece
         at = self._head
         if at % self._size + size > self._size:  # does not fit before the end of the ring
             at += self._size - at % self._size

@@ -275,7 +275,10 @@ def test_sigterm_while_the_old_model_drains(tiny_model: Path, other_model: Path,
             )
             steps = stub.LoadModel(request, timeout=60)
             states.wait(control_pb2.PHASE_DRAINING, 1)
-            time.sleep(0.2)  # until the front end has seen it on the device's page
+            until = time.monotonic() + 5
+            while httpx.get(f"{server.http}/ready").status_code == 200:  # the front end looks every half second
+                assert time.monotonic() < until
+                time.sleep(0.02)
             refused = httpx.post(f"{server.http}/v1/completions", json=body("tiny", 4))
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
             runtime_process.terminate()

@@ -124,10 +124,9 @@ class WindowDetokenizer:
         """See `Detokenizer`."""
         audible = [token for token in prompt if token not in self._silent]
         recent = audible[-_CONTEXT_TOKENS:]
-        held = next((n for n in range(min(_LONGEST_HOLD, len(recent) + 1)) if not self._ends_within(recent, n)), 0)
-        cut = len(recent) - held
-        self._shown, self._pending = [recent[:cut]] if cut else [], recent[cut:]
-        self._borrowed = 0 if shown else held
+        start, end = self._whole_part(recent)
+        self._shown, self._pending = [recent[start:end]] if start < end else [], recent[end:]
+        self._borrowed = 0 if shown else len(recent) - end
 
     def feed(self, tokens: list[int]) -> str:
         """See `Detokenizer`."""
@@ -142,10 +141,17 @@ class WindowDetokenizer:
         """See `Detokenizer`."""
         return bool(self._pending)
 
-    def _ends_within(self, tokens: list[int], without: int) -> bool:
-        """Whether the text of all but so many last tokens ends within a character."""
-        rest = tokens[: len(tokens) - without]
-        return bool(rest) and self._decode(rest).endswith(_HALF)
+    def _whole_part(self, tokens: list[int]) -> tuple[int, int]:
+        """Where whole characters begin and end: some decoders show no byte of a row in which one is missing. All, where
+        the text is broken anyway.
+        """
+        size = len(tokens)
+        for start in range(min(_LONGEST_HOLD, size + 1)):
+            for end in range(size, max(start, size - _LONGEST_HOLD + 1) - 1, -1):
+                text = self._decode(tokens[start:end])
+                if not (text.startswith(_HALF) or text.endswith(_HALF)):
+                    return start, end
+        return 0, size
 
     def _step(self, token: int) -> str:
         self._pending.append(token)

@@ -230,3 +230,14 @@ def test_a_stop_token_is_shown_where_the_stop_is_to_be_kept() -> None:
         choice = ChoiceText(bundle_of("byte-level").detokenizer(skip), TextRules(keep_stop=keep))
         assert choice.feed([*tokens[:2], end], Finish.STOP) == shown
         assert (choice.tokens, choice.finish_reason) == (3, "stop")
+
+
+def test_a_prompt_whose_last_tokens_begin_within_a_character() -> None:
+    """Decoders of bytes show a whole row of them as broken when its first one is."""
+    tokens = [*spell("otherwise", "éa漢"), *spell("otherwise", "😀")]
+    for cut in range(len(tokens) + 1):
+        after = bundle_of("otherwise").detokenizer(True)
+        after.follow(tokens[:cut])
+        answer = "".join(after.feed([one]) for one in tokens[cut:]) + after.flush()
+        begun = [0, 0, 2, 3, 3, 3, 6, 6, 6, 6, 10]  # bytes of whole characters before the cut: 2, 1, 3 and 4 long
+        assert answer == "éa漢😀".encode()[begun[cut] :].decode()

@@ -12,7 +12,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from tests.rdma.image import ROOT, cache_folder, make_image
+from tests.rdma.image import ROOT, cache_folder, fetch, make_image
 
 PACKAGES = "base-files libc6 libstdc++6 bash coreutils mount iproute2 python3 rdma-core libibverbs1 ibverbs-providers"
 _PLATFORMS = ("manylinux2014_aarch64", "manylinux_2_17_aarch64", "manylinux_2_28_aarch64")
@@ -57,14 +57,13 @@ def _apt(folder: Path) -> dict[str, str]:
     }
     (folder / "apt.conf").write_text("".join(f'{name} "{value}";\n' for name, value in settings.items()))
     environment = {**os.environ, "APT_CONFIG": str(folder / "apt.conf")}
-    subprocess.run(["apt-get", "-qq", "update"], env=environment, check=True)
+    fetch("apt-get", "-qq", "update", env=environment)
     return environment
 
 
 def _unpack_root(folder: Path, apt: dict[str, str]) -> None:
     packages = [*PACKAGES.split(), "busybox-static"]
-    command = ["apt-get", "-qq", "-y", "--download-only", "install", *packages]
-    subprocess.run(command, env=apt, check=True, stdout=subprocess.DEVNULL)
+    fetch("apt-get", "-qq", "-y", "--download-only", "install", *packages, env=apt)
     root = folder / "root"
     for name in ("bin", "sbin", "lib"):
         (root / "usr" / name).mkdir(parents=True, exist_ok=True)
@@ -94,4 +93,4 @@ def _install_wheels(site: Path) -> None:
         *platforms,
     ]
     command += ["--python-version", PYTHON, "--target", str(site), "--no-compile", *requirements()]
-    subprocess.run(command, check=True)
+    fetch(*command)

@@ -52,7 +52,7 @@ test-rdma:
 	BLINK_TEST_RDMA=1 $(BIN)/python -m pytest tests/rdma $(PYTEST_ARGS)
 
 # On a machine with a GPU, torch, nvcc, g++ and pytest; these two install and download nothing, and skip, with the reason,
-# what needs a package that is not there. Both end with one table within 8 minutes.
+# what needs a package that is not there. Both end with one table within 10 minutes.
 test-gpu:
 	$(ON_GPU) -m tests.bench.gpu.prepare
 	$(ON_GPU) -m tests.gpu $(PYTEST_ARGS)

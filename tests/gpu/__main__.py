@@ -1,4 +1,4 @@
-"""Runs the GPU tests file by file and ends with one table: `python -m tests.gpu [--seconds 420] [pytest's arguments]`.
+"""Runs the GPU tests file by file and ends with one table: `python -m tests.gpu [--seconds 540] [pytest's arguments]`.
 
 Each file has a process of its own: a device error or a hang in one leaves the others alone, and each is ended when the
 time for all of them is over.
@@ -134,7 +134,7 @@ def table(done: list[Area], seconds: float) -> str:
 def main() -> int:
     """Status 1 when something failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=420.0, help="for everything together")
+    parser.add_argument("--seconds", type=float, default=540.0, help="for everything together")
     parser.add_argument("--files", default="", help="run only files whose names hold one of these words (a,b)")
     arguments, options = parser.parse_known_args()
     began = time.monotonic()

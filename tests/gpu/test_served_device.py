@@ -81,10 +81,11 @@ def test_unload_and_load_while_requests_run(server, serving_device: str, real_mo
     import httpx
 
     from blink_deploy.client import ControlClient
+    from blink_proto.dial import Dial
 
     texts: list[str] = []
     count = 1500 if serving_device == "cuda" else 200
-    with httpx.Client(verify=False, timeout=60) as client, ControlClient(server.control) as control:
+    with httpx.Client(verify=False, timeout=60) as client, ControlClient(Dial(server.control)) as control:
         url = f"{server.url}/v1/completions"
         first = client.post(url, json=body(PROMPTS[0], 24)).json()["choices"][0]["text"]
         with client.stream("POST", url, json=body(PROMPTS[0], count, stream=True)) as answer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -77,7 +78,7 @@ async def measure(url: str, model: str, wanted: Wanted) -> dict[str, Any]:
     from tests.bench.stats import summarise
 
     ask = Ask(model, max_tokens=wanted.output_tokens, extra={"ignore_eos": True}, timeout=DRAIN_SECONDS)
-    prompts = letters(wanted.prompt_tokens, seed=7)
+    prompts = letters(wanted.prompt_tokens, seed=secrets.randbits(64))  # no load finds the last one's prompts cached
     load = Load(Client(Target.from_url(url, insecure=True), ask), prompts)
     if wanted.streams:
         await load.closed(wanted.streams, DRAIN_SECONDS, wanted.streams * wanted.rounds)

@@ -122,8 +122,9 @@ def _decode(plan: Plan, chain: LocalChain, front: Front, sequences: int) -> stam
     before = stamps.last_step(chain.chain.stamps())
     prompt = plan.context - plan.steps // 2
     prompt_steps = -(-sequences * prompt // (plan.budget - sequences))
+    answer = plan.steps + prompt_steps
     made = [
-        front.submit(token_prompt(prompt, chain.limits.vocab_size, index), plan.steps + prompt_steps, WAIT_SECONDS)
+        front.submit(token_prompt(prompt, chain.limits.vocab_size, 1000 * sequences + index), answer, WAIT_SECONDS)
         for index in range(sequences)
     ]
     front.run(made, WAIT_SECONDS)

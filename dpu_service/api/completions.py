@@ -6,12 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 from dpu_service import metrics
 from dpu_service.api.access import check_account, enter
 from dpu_service.api.answers import DONE, Piece, usage
 from dpu_service.api.deadline import Deadline
+from dpu_service.api.deciding import decide
 from dpu_service.api.errors import ApiError, from_sequences, internal, unavailable
 from dpu_service.api.exchange import EVENT_STREAM, Exchange
 from dpu_service.api.generation import Generation
@@ -64,9 +66,12 @@ async def _answer(service: Service, exchange: Exchange, prepare: Prepare) -> str
     serving, prepared = await deadline.keep(_prepared(service, exchange, prepare))
     plan, used = prepared.plan, None
     ticket = enter(exchange, plan.choices, plan.prompt_tokens, plan.most_tokens)
-    inbox = Inbox(ticket.started)
-    exchange.when_gone(lambda: inbox.fail(ClientGoneError("the client went away")))
+    inbox, aside = Inbox(ticket.started), Inbox()
+    exchange.when_gone(lambda: _gone(inbox, aside))
     try:
+        if len(prepared.plans) > 1:
+            plan = await deadline.keep(decide(serving.pump, prepared.plans, aside))
+            prepared = replace(prepared, plans=[plan])
         generation = Generation(serving, plan, inbox, exchange.arrived)
         exchange.notes.update(prompt_tokens=plan.prompt_tokens, stream=prepared.stream)
         try:
@@ -85,6 +90,11 @@ async def _answer(service: Service, exchange: Exchange, prepare: Prepare) -> str
     finally:
         deadline.stop()
         ticket.close(used)
+
+
+def _gone(*inboxes: Inbox) -> None:
+    for inbox in inboxes:
+        inbox.fail(ClientGoneError("the client went away"))
 
 
 def _count_for_tenant(exchange: Exchange, prompt_tokens: int, completion_tokens: int) -> None:

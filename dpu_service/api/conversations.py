@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,8 @@ MOST_VARIABLE_CHARACTERS = 16 << 10
 """Of `chat_template_kwargs`."""
 MOST_REASON = 300
 """Characters of what a template says when it refuses."""
+MOST_REQUIRED_COST = 4 << 20
+"""Characters tokenised where `required` has to find its function, the conversation once for each: a second's work."""
 READING_COST = 1 / 32
 """Of checking a byte of a body, in characters tokenised."""
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
@@ -52,13 +55,14 @@ def _read(
         variables=_variables(request.chat_template_kwargs or {}, encoder),
         add_generation_prompt=_generation_prompt(request),
         continue_final=bool(request.continue_final_message),
-        opening=tools.opening,
     )
     if conversation.continue_final:
         check_can_be_continued(conversation.messages)
-    if tools.opening and not conversation.add_generation_prompt:
+    if (tools.opening or tools.required) and not conversation.add_generation_prompt:
         raise bad_value("tool_choice", "a call cannot be forced without a generation prompt to begin it behind")
     conversation.measure()
+    if conversation.cost * len(tools.required) > MOST_REQUIRED_COST:
+        raise bad_value("tool_choice", "'required' among so many tools needs a shorter conversation; name a function")
     return conversation
 
 
@@ -75,10 +79,15 @@ def echoed(request: ChatRequest, conversation: Conversation) -> str:
     return final_text(conversation.messages[-1])
 
 
-async def chat_prompt(
-    conversation: Conversation, encoder: TextEncoder, window: int, *, bounded: bool = True
-) -> list[int]:
-    """Token ids of a conversation.
+async def chat_prompts(
+    conversation: Conversation,
+    encoder: TextEncoder,
+    window: int,
+    openings: Items[str] = ("",),
+    *,
+    bounded: bool = True,
+) -> list[list[int]]:
+    """Token ids of a conversation that goes on with each of these texts.
 
     Args:
         bounded: see `TextEncoder.encode_text`.
@@ -87,15 +96,15 @@ async def chat_prompt(
         ApiError: 400: refused by the template, or too long.
     """
     try:
-        ids = await encoder.encode_chat(conversation, bounded=bounded)
+        prompts = await encoder.encode_openings(conversation, openings, bounded=bounded)
     except ChatTemplateError as error:
         text = shortened(str(error), MOST_REASON)  # a template may quote the request
         raise ApiError(400, text, param="messages", code="chat_template_error") from error
     except TextTooLongError as error:
         raise too_long(error.at_least, window, "messages") from error
-    if not ids:
+    if not all(prompts):
         raise bad_value("messages", "the conversation gives an empty prompt")
-    return ids
+    return prompts
 
 
 def _generation_prompt(request: ChatRequest | TokenizeRequest) -> bool:

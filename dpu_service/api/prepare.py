@@ -8,9 +8,10 @@ from functools import partial
 from dpu_service.api.answers import ChatShape, CompletionShape, Shape
 from dpu_service.api.bad_words import read_bad_words
 from dpu_service.api.bias import read_bias
-from dpu_service.api.conversations import chat_prompt, echoed, read_conversation
+from dpu_service.api.conversations import chat_prompts, echoed, read_conversation
+from dpu_service.api.deciding import fork
 from dpu_service.api.echo import Echo, echo_of
-from dpu_service.api.errors import bad_value, model_not_found
+from dpu_service.api.errors import bad_value, model_not_found, unsupported
 from dpu_service.api.generation import Plan
 from dpu_service.api.logprobs import (
     Asked,
@@ -24,7 +25,7 @@ from dpu_service.api.logprobs import (
 from dpu_service.api.prompts import Prompt, PromptRules, completion_prompts, last_tokens
 from dpu_service.api.requests import ChatRequest, CommonRequest, CompletionRequest, read_request
 from dpu_service.api.sampling import Choices, fit_window, read_choices, read_counts, read_text_rules
-from dpu_service.api.tools import read_tools
+from dpu_service.api.tools import named, read_tools
 from dpu_service.api.unbuilt import refuse_unbuilt
 from dpu_service.sequences.pump import Wanted
 from dpu_service.service import Serving
@@ -38,12 +39,21 @@ ECHO_COST = 8
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that may go to the device."""
+    """A request that may go to the device.
 
-    plan: Plan
+    Attributes:
+        plans: one, or one for each function of which the answer has to call one (see `deciding`).
+    """
+
+    plans: list[Plan]
     shape: Shape
     stream: bool
     with_usage: bool
+
+    @property
+    def plan(self) -> Plan:
+        """The one that is left, or the largest one."""
+        return max(self.plans, key=lambda plan: plan.prompt_tokens)
 
 
 async def prepare_completion(serving: Serving, body: bytes) -> Prepared:
@@ -71,7 +81,7 @@ async def prepare_completion(serving: Serving, body: bytes) -> Prepared:
     naming = _naming(serving, request)
     render = partial(completion_object, naming) if asked.shown else None
     shape = CompletionShape(serving.model.name, with_usage, render, partial(prompt_object, naming))
-    return Prepared(plan, shape, bool(request.stream), with_usage)
+    return Prepared([plan], shape, bool(request.stream), with_usage)
 
 
 async def prepare_chat(serving: Serving, body: bytes) -> Prepared:
@@ -87,24 +97,45 @@ async def prepare_chat(serving: Serving, body: bytes) -> Prepared:
     choices = _choices(serving, request, counts.made, asked)
     encoder, window = serving.encoder, serving.geometry.window
     tools = read_tools(request.tools, request.tool_choice, request.parallel_tool_calls, encoder)
-    rules = replace(read_text_rules(request), markers=tools.markers)
+    if tools.required and counts.made > 1:
+        raise unsupported("n", "'n' must be 1 with a 'tool_choice' of 'required' among several tools")
+    rules = read_text_rules(request)
     conversation = await read_conversation(request.messages, request, tools, encoder, window, len(body))
     echo = echoed(request, conversation)
-    prompt = await chat_prompt(conversation, encoder, window, bounded=request.truncate_prompt_tokens is None)
+    uses = [named(tools, name) for name in tools.required] or [tools]
+    openings, bounded = [use.opening for use in uses], request.truncate_prompt_tokens is None
+    prompts = await chat_prompts(conversation, encoder, window, openings, bounded=bounded)
     param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     limit: int | None = getattr(request, param)
-    prompt = last_tokens(prompt, _keep(request, _window(serving, choices) - max(1, limit or 1)))
-    length = fit_window(len(prompt), limit, _window(serving, choices), param, "messages")
-    plan = Plan(
-        wanted=[Wanted(prompt, choices.samplings(length, len(prompt)), choices.bias.entries)],
-        rules=rules,
-        asked=asked,
-        continues=conversation.continue_final or bool(conversation.opening),
-        parser=tools.parser,
-    )
+    prompts = _last_tokens(prompts, _keep(request, _window(serving, choices) - max(1, limit or 1)))
+    longest = max(map(len, prompts))
+    length = fit_window(longest, limit, _window(serving, choices), param, "messages")
+    plans = [
+        Plan(
+            wanted=[Wanted(prompt, choices.samplings(length, longest), choices.bias.entries)],
+            rules=replace(rules, markers=use.markers),
+            asked=asked,
+            continues=conversation.continue_final or bool(use.opening),
+            parser=use.parser,
+        )
+        for use, prompt in zip(uses, prompts, strict=True)
+    ]
     render = partial(chat_object, _naming(serving, request)) if asked.shown else None
     shape = ChatShape(serving.model.name, with_usage, render, tools.call_id, echo)
-    return Prepared(plan, shape, bool(request.stream), with_usage)
+    return Prepared(plans, shape, bool(request.stream), with_usage)
+
+
+def _last_tokens(prompts: list[list[int]], keep: int | None) -> list[list[int]]:
+    """Cuts all at the same place, so that they still begin alike.
+
+    Raises:
+        ApiError: 400: nothing is left that they begin with.
+    """
+    longest = max(prompts, key=len)
+    cut = len(longest) - len(last_tokens(longest, keep))
+    if len(prompts) > 1 and cut >= fork(prompts):
+        raise bad_value("truncate_prompt_tokens", "'truncate_prompt_tokens' leaves nothing in front of a required call")
+    return [prompt[cut:] for prompt in prompts]
 
 
 def _check_common(serving: Serving, request: CommonRequest) -> bool:

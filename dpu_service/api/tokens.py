@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dpu_service.api.conversations import chat_prompt, read_conversation
+from dpu_service.api.conversations import chat_prompts, read_conversation
 from dpu_service.api.errors import bad_value, context_length, model_not_found, unavailable
 from dpu_service.api.exchange import Exchange
 from dpu_service.api.prompts import PromptRules, read_text, read_tokens
@@ -95,7 +95,8 @@ async def _tokens(serving: Serving, request: TokenizeRequest, body_bytes: int) -
     encoder, window = serving.encoder, serving.geometry.window
     tools = read_tools(request.tools, None, None, encoder)
     conversation = await read_conversation(request.messages, request, tools, encoder, window, body_bytes)
-    return await chat_prompt(conversation, encoder, window, bounded=False)
+    (prompt,) = await chat_prompts(conversation, encoder, window, bounded=False)
+    return prompt
 
 
 async def _names(serving: Serving, tokens: list[int]) -> list[str | None]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ class ToolUse:
     Attributes:
         shown: for the template.
         opening: what the answer is made to begin with.
+        required: where it must call one of several functions: what it begins with, for each of them.
         parser: a fresh one for each choice; None where calls are not looked for.
         markers: control tokens that the parser has to see.
         call_id: a fresh id.
@@ -33,6 +34,7 @@ class ToolUse:
 
     shown: list[dict[str, Any]] | None = None
     opening: str = ""
+    required: Mapping[str, str] = field(default_factory=dict)
     parser: Callable[[], ToolParser] | None = None
     markers: frozenset[int] = frozenset()
     call_id: Callable[[], str] = lambda: f"call_{secrets.token_hex(12)}"
@@ -68,21 +70,18 @@ def read_tools(
     return _with_choice(use, tool_format, forced) if forced else use
 
 
-def _forced(choice: str | dict[str, Any] | None, schemas: dict[str, Any]) -> str:
-    """The function that the answer has to call; empty where it need not call one."""
+def named(use: ToolUse, name: str) -> ToolUse:
+    """The same with this one of the required functions."""
+    return replace(use, opening=use.required[name], required={}, parser=partial(NamedParser, name), markers=frozenset())
+
+
+def _forced(choice: str | dict[str, Any] | None, schemas: dict[str, Any]) -> list[str]:
+    """The functions of which the answer has to call one; none where it need not call any."""
     if choice in (None, "none", "auto"):
-        return ""
+        return []
     if not schemas:
         raise bad_value("tool_choice", "'tool_choice' needs 'tools'")
-    if choice == "required":
-        if len(schemas) > 1:
-            raise unsupported(
-                "tool_choice",
-                "'required' among several tools needs constrained decoding, which is not built; name a function, or "
-                "give one tool",
-            )
-        return next(iter(schemas))
-    return _named(choice, schemas)
+    return list(schemas) if choice == "required" else [_named(choice, schemas)]
 
 
 def _named(choice: Any, schemas: dict[str, Any]) -> str:
@@ -101,11 +100,12 @@ def _named(choice: Any, schemas: dict[str, Any]) -> str:
     return name
 
 
-def _with_choice(use: ToolUse, tool_format: ToolFormat, name: str) -> ToolUse:
+def _with_choice(use: ToolUse, tool_format: ToolFormat, names: list[str]) -> ToolUse:
     """The prompt goes on with the beginning of the call, so that the model has nothing to add but its arguments."""
     if tool_format.opening is None:
         raise _cannot_force(tool_format)
-    return ToolUse(use.shown, tool_format.opening(name), partial(NamedParser, name), frozenset(), use.call_id)
+    use = replace(use, required={name: tool_format.opening(name) for name in names})
+    return named(use, names[0]) if len(names) == 1 else use
 
 
 def _cannot_force(tool_format: ToolFormat) -> ApiError:

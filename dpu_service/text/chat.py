@@ -86,7 +86,7 @@ class ChatEncoder:
             variables=variables,
             most_characters=most_characters,
         )
-        return (_cut(text, tag) if tag else text) + conversation.opening, mark
+        return _cut(text, tag) if tag else text, mark
 
     def encode(self, text: str, mark: str) -> list[int]:
         """Token ids of a rendered prompt. May take long; safe to call in another thread."""

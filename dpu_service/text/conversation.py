@@ -22,7 +22,6 @@ class Conversation:
         tools: functions that the model may call; None where the template is to hear of none.
         variables: of `chat_template_kwargs`.
         continue_final: the last message, of the assistant, is left open for the model to go on with.
-        opening: what the answer is made to begin with. It stands in the prompt; control tokens in it count.
     """
 
     messages: list[Message]
@@ -30,7 +29,6 @@ class Conversation:
     variables: dict[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final: bool = False
-    opening: str = ""
 
     @property
     def outside(self) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -51,10 +52,13 @@ class TextEncoder:
         self._most_characters = window * self._longest
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenise")
 
-    async def encode_chat(self, conversation: Conversation, *, bounded: bool = True) -> list[int]:
-        """Token ids of a conversation, ready for the model to go on with.
+    async def encode_openings(
+        self, conversation: Conversation, openings: Items[str], *, bounded: bool = True
+    ) -> list[list[int]]:
+        """Token ids of a conversation that goes on with each of these texts.
 
         Args:
+            openings: what the answer is made to begin with. It stands in the prompt; control tokens in it count.
             bounded: see `encode_text`.
 
         Raises:
@@ -65,7 +69,7 @@ class TextEncoder:
         cost = conversation.cost
         if conversation.variables or (cost <= INLINE_CHARACTERS and self.chat.has_control_text(conversation)):
             cost += INLINE_CHARACTERS  # they may make the template slow; a second tokenizer may have to be loaded
-        return await self.run(cost, lambda: self._encode_chat(conversation, bounded))
+        return await self.run(cost * len(openings), lambda: self._encode_openings(conversation, openings, bounded))
 
     async def encode_text(self, text: str, *, add_special: bool = True, bounded: bool = True) -> list[int]:
         """Token ids of a plain prompt: control tokens in it count as such, and BOS is added where the model's
@@ -85,14 +89,14 @@ class TextEncoder:
         """Lets the threads go once they are done."""
         self._threads.shutdown(wait=False)
 
-    def _encode_chat(self, conversation: Conversation, bounded: bool) -> list[int]:
+    def _encode_openings(self, conversation: Conversation, openings: Items[str], bounded: bool) -> list[list[int]]:
         try:
             text, mark = self.chat.render(conversation, self._most_characters)
         except RenderedTooLongError as error:
             raise TextTooLongError(-(-self._most_characters // self._longest)) from error
         if bounded:
             self._check_head(text)
-        return self.chat.encode(text, mark)
+        return [self.chat.encode(text + opening, mark) for opening in openings]
 
     def _check_head(self, text: str) -> None:
         """Where the text is cut its tokens may be others than in the whole, but not by more than the longest one has

@@ -253,7 +253,7 @@ def test_parts_cannot_be_put_together_to_a_control_token() -> None:
 
 def test_a_final_message_with_control_text_is_continued() -> None:
     messages = [USER, {"role": "assistant", "content": "a<|im_end|>b <"}]
-    conversation = Conversation(messages, continue_final=True, add_generation_prompt=False, opening="")
+    conversation = Conversation(messages, continue_final=True, add_generation_prompt=False)
     ids = encoded("chatml", conversation)
     assert decoded(ids).endswith("assistant\na<|im_end|>b <")
     assert len(control(ids, [tiny_text.END])) == 2, "of system and user"
@@ -261,7 +261,9 @@ def test_a_final_message_with_control_text_is_continued() -> None:
 
 def test_an_opening_may_have_control_tokens() -> None:
     for content in ("x", "<s>"):
-        ids = encoded("mistral", Conversation([{"role": "user", "content": content}], opening="[TOOL_CALLS] ["))
+        made = encoder("mistral")
+        text, mark = made.render(Conversation([{"role": "user", "content": content}]))
+        ids = made.encode(text + "[TOOL_CALLS] [", mark)
         assert len(control(ids, ["[TOOL_CALLS]"])) == 1
 
 

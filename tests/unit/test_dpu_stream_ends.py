@@ -54,7 +54,7 @@ def streamed(failure: Exception) -> tuple[list[dict[str, Any]], str]:
             {"method": "POST", "path": "/v1/completions", "headers": []}, receive, send, BodyRoom(1 << 20)
         )
         shape = CompletionShape("tiny", False, None, lambda found: [])
-        prepared = Prepared(Plan([]), shape, stream=True, with_usage=False)
+        prepared = Prepared([Plan([])], shape, stream=True, with_usage=False)
         return await _stream(exchange, cast(Generation, Failing(failure)), prepared)
 
     return sent, asyncio.run(answer())

@@ -12,11 +12,11 @@ import openai
 import pytest
 
 from blink_proto import arena
-from blink_proto.arena import Finish
+from blink_proto.arena import Finish, SubmitFlag
 from tests import chat_templates, tiny_text
 from tests.front_end import MODEL, FrontEnd, eventually, front_end
 from tests.openapi import check_answer
-from tests.replay import ReplayDevice, Script
+from tests.replay import ReplayDevice, Script, Submission
 
 Json = dict[str, Any]
 WINDOW = 4096
@@ -316,6 +316,92 @@ def test_required_with_one_tool_is_naming_it(mistral: FrontEnd) -> None:
     assert chat_templates.tokenizer().token_to_id("[TOOL_CALLS]") in prompt
 
 
+NAMES = ["weather", "weather_tomorrow", "clock", "clone"]
+"""Whose tokens fork more than once."""
+
+
+def chooses(front: FrontEnd, name: str, arguments: str, delay: float = 0.0) -> None:
+    """Wants that function, as far as it is asked for a token of its name, and then says the arguments."""
+    front.device.submissions.clear()
+    text = f'<tool_call>\n{{"name": "{name}", "arguments":'
+    end = tiny_text.special(tiny_text.END)
+
+    def script(submission: Submission) -> Script:
+        begun = text_of(submission.prompt).rpartition("<|im_start|>assistant\n")[2]
+        if begun == text:
+            return Script([*ids(arguments), end])
+        assert text.startswith(begun)
+        wanted = {token for token, _ in submission.bias if text.startswith(begun + text_of((token,)))}
+        return Script([max(wanted, key=lambda token: len(text_of((token,))))], Finish.LENGTH, delay=delay)
+
+    front.device.script = script
+
+
+@STREAM
+@pytest.mark.parametrize("name", NAMES)
+def test_required_among_several_tools_asks_for_the_name(hermes: FrontEnd, stream: bool, name: str) -> None:
+    chooses(hermes, name, ' {"a": 1}}')
+    tools = [tool(one) for one in NAMES]
+    fields = {"seed": 7, "temperature": 0.5, "min_tokens": 2, "stop_token_ids": [5], "logit_bias": {"9": -100}}
+    answered = said(hermes, stream, tools=tools, tool_choice="required", **fields)
+    assert answered == (None, [(name, '{"a": 1}')], "tool_calls")
+    *asked, last = hermes.device.submissions
+    assert text_of(last.prompt).endswith(f'<|im_start|>assistant\n<tool_call>\n{{"name": "{name}", "arguments":')
+    assert not last.flags & SubmitFlag.ALLOW_ONLY
+    assert asked
+    for one in asked:
+        assert (one.max_tokens, one.min_tokens, one.stop_tokens) == (1, 0, ())
+        assert one.flags == SubmitFlag.ALLOW_ONLY | SubmitFlag.IGNORE_EOS
+        assert (one.seed, one.temperature) == (7, 0.5)
+        assert len(one.bias) > 1
+        assert last.prompt[: len(one.prompt)] == one.prompt
+        assert last.prompt[len(one.prompt)] in [token for token, _ in one.bias]
+
+
+def test_names_fork_where_their_tokens_differ(hermes: FrontEnd) -> None:
+    """The options of each question are those tokens of the named prompts, found here by asking for each by name."""
+    prompts = {}
+    for name in NAMES:
+        says(hermes, " {}}")
+        named = {"type": "function", "function": {"name": name}}
+        said(hermes, False, tools=[tool(one) for one in NAMES], tool_choice=named)
+        (prompts[name],) = (one.prompt for one in hermes.device.submissions)
+    chooses(hermes, "clone", " {}}")
+    said(hermes, False, tools=[tool(one) for one in NAMES], tool_choice="required")
+    left = list(prompts.values())
+    for one in hermes.device.submissions[:-1]:
+        place = len(one.prompt)
+        assert {token for token, _ in one.bias} == {prompt[place] for prompt in left}
+        left = [prompt for prompt in left if prompt[: place + 1] == prompts["clone"][: place + 1]]
+    assert left == [prompts["clone"]]
+
+
+def test_a_name_that_a_bias_forbids_can_be_called(hermes: FrontEnd) -> None:
+    chooses(hermes, "clock", " {}}")
+    fields = {"tools": TOOLS, "tool_choice": "required", "bad_words": ["c"], "logit_bias": {str(ids("w")[0]): -3}}
+    assert said(hermes, False, **fields) == (None, [("clock", "{}")], "tool_calls")
+    assert set(dict(hermes.device.submissions[0].bias).values()) <= {0.0, -3.0}
+
+
+def test_while_a_name_is_asked_for_clients_may_go_and_deadlines_pass(hermes: FrontEnd) -> None:
+    chooses(hermes, "clock", " {}}", delay=30)
+    body = {"model": MODEL, "messages": [USER], "tools": TOOLS, "tool_choice": "required"}
+    answer = httpx.post(hermes.http + PATH, json=body, headers={"x-request-timeout": "0.2"}, timeout=20)
+    assert answer.status_code == 504
+    eventually(lambda: hermes.device.playing == 0)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(hermes.http + PATH, json=body, timeout=0.3)
+    assert len(hermes.device.submissions) == 2
+    eventually(lambda: hermes.device.playing == 0)
+
+
+def test_a_device_that_answers_with_another_name(hermes: FrontEnd) -> None:
+    hermes.device.script = lambda submission: Script([1], Finish.LENGTH)
+    answer = post(hermes, tools=TOOLS, tool_choice="required")
+    assert answer.status_code == 500
+    assert "not asked for" in answer.json()["error"]["message"]
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -378,11 +464,20 @@ def test_tools_that_are_none(hermes: FrontEnd, tools: Any, param: str, code: str
         ({"type": "function", "function": {"name": 5}}, "tool_choice", BAD),
         ({"type": "function", "function": {"name": "other"}}, "tool_choice.function.name", BAD),
         ({"type": "allowed_tools", "allowed_tools": {}}, "tool_choice.type", NOT_BUILT),
-        ("required", "tool_choice", NOT_BUILT),
     ],
 )
 def test_choices_that_are_none(hermes: FrontEnd, choice: Any, param: str, code: str) -> None:
     assert refused(hermes, tools=TOOLS, tool_choice=choice) == (param, code)
+
+
+def test_what_does_not_go_with_required(hermes: FrontEnd) -> None:
+    required = {"tools": TOOLS, "tool_choice": "required"}
+    assert refused(hermes, n=2, **required) == ("n", NOT_BUILT)
+    assert refused(hermes, truncate_prompt_tokens=1, **required) == ("truncate_prompt_tokens", BAD)
+    assert refused(hermes, add_generation_prompt=False, **required) == ("tool_choice", BAD)
+    many = [tool(f"tool_{number}") for number in range(100)]
+    long = [{"role": "user", "content": "a" * 45_000}]
+    assert refused(hermes, messages=long, tools=many, tool_choice="required") == ("tool_choice", BAD)
 
 
 def test_choices_need_tools(hermes: FrontEnd) -> None:

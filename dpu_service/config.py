@@ -37,6 +37,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     rdma_device: str = ""
     """Empty: the one that has `rdma_address`."""
     rdma_address: str = ""
+    verbs_binding: str = "auto"
     """Of the interface whose network the operator declares private."""
     tls_cert: str = ""
     tls_key: str = ""

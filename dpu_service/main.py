@@ -12,6 +12,8 @@ from typing import Annotated
 import typer
 
 from blink_proto.dial import Dial, DialError
+from blink_proto.rdma.binding import AUTO as ANY_BINDING
+from blink_proto.rdma.binding import BINDING_CHOICES
 from blink_proto.secret import forbid_core_dumps
 from dpu_service import logs
 from dpu_service.config import WorkerConfig
@@ -142,6 +144,9 @@ def run(
         str,
         typer.Option(help="Its IP address; so you declare that network private: payload crosses it as plaintext."),
     ] = "",
+    verbs_binding: Annotated[
+        str, typer.Option(help=f"Package for --transport verbs: {', '.join(BINDING_CHOICES)}.")
+    ] = ANY_BINDING,
     https: Annotated[str, typer.Option(help="Address for HTTPS, or 'off'.")] = "127.0.0.1:8443",
     http: Annotated[str, typer.Option(help="Address for plain HTTP, or 'off'.")] = "127.0.0.1:8000",
     workers: Annotated[int, typer.Option(min=0, max=64, help="Worker processes; 0: by the number of cores.")] = 0,
@@ -188,6 +193,8 @@ def run(
         raise typer.BadParameter(f"--transport must be one of: {', '.join(TRANSPORTS)}")
     if transport != "shm" and not rdma_address:
         raise typer.BadParameter("RDMA needs --rdma-address: naming it declares that interface's network private")
+    if verbs_binding not in BINDING_CHOICES:
+        raise typer.BadParameter(f"--verbs-binding must be one of: {', '.join(BINDING_CHOICES)}")
     if tool_parser not in CHOICES:
         raise typer.BadParameter(f"--tool-parser must be one of: {', '.join(CHOICES)}")
     forbid_core_dumps()
@@ -218,6 +225,7 @@ def run(
         transport=transport,
         rdma_device=rdma_device,
         rdma_address=rdma_address,
+        verbs_binding=verbs_binding,
         tls_cert=cert,
         tls_key=key,
         guarded=bool(api_keys),

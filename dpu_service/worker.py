@@ -91,7 +91,9 @@ class Worker:
 
     def _new_connector(self) -> Connector:
         config = self._service.config
-        return make_connector(config.transport, RdmaChoice(config.rdma_device, config.rdma_address))
+        return make_connector(
+            config.transport, RdmaChoice(config.rdma_device, config.rdma_address, config.verbs_binding)
+        )
 
     def _drop_connector(self) -> None:
         connector, self._connector = self._connector, None

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blink_proto import arena
+from blink_proto.rdma.binding import BINDING_CHOICES
 from gpu_runtime.scheduler import layout
 
 BLOCK_TOKENS = 16
@@ -50,6 +51,8 @@ class RuntimeConfig:
     """Empty: the one that has `rdma_address`."""
     rdma_address: str = ""
     """Of the interface whose network the operator declares private."""
+    verbs_binding: str = "auto"
+    """Package that verbs are called by."""
 
     def arena_sizes(self) -> arena.Sizes:
         """Sizes of the arena's rings."""
@@ -86,6 +89,8 @@ def make_config(device: str, **choices: Any) -> RuntimeConfig:
         raise ConfigError("RDMA needs --rdma-address: naming it declares that interface's network private")
     if set(made.transports) - {"shm"} and device == "cuda":
         raise ConfigError("RDMA reaches the soft GPU only: registering a CUDA device's arena is not wired up yet")
+    if made.verbs_binding not in BINDING_CHOICES:
+        raise ConfigError(f"--verbs-binding must be one of: {', '.join(BINDING_CHOICES)}")
     budget = max(made.token_budget, made.max_running)
     made = replace(made, token_budget=budget, max_sequences=max(made.max_sequences, made.max_running))
     return made

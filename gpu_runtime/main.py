@@ -17,7 +17,9 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from blink_proto.rdma.binding import AUTO, BINDING_CHOICES
 from blink_proto.secret import forbid_core_dumps
+from gpu_runtime import logs
 from gpu_runtime.chain.process import ChainError
 from gpu_runtime.config import ConfigError, RuntimeConfig, make_config
 from gpu_runtime.control.device_check import require_device
@@ -115,11 +117,15 @@ def run(
         str,
         typer.Option(help="Its IP address; so you declare that network private: payload crosses it as plaintext."),
     ] = "",
+    verbs_binding: Annotated[
+        str, typer.Option(help=f"Package for --transport verbs: {', '.join(BINDING_CHOICES)}.")
+    ] = AUTO,
     grace: Annotated[float, typer.Option(min=0, help="Seconds to finish running sequences at the end.")] = 30.0,
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
     """Runs the GPU runtime: loads a model, starts the chain, and idles."""
     forbid_core_dumps()
+    logs.set_up()
     try:
         where = Listen(listen, tls_files(tls_cert, tls_key, client_ca), insecure, reflection, audit_log)
         config = make_config(
@@ -138,6 +144,7 @@ def run(
             transports=tuple(dict.fromkeys(transport.split(","))),
             rdma_device=rdma_device,
             rdma_address=rdma_address,
+            verbs_binding=verbs_binding,
         )
         require_device(device)
         raise SystemExit(asyncio.run(serve(config, where, model, name, grace, ready_fd)))

@@ -180,7 +180,7 @@ class ChainLife:
 
 
 def _registrars(config: RuntimeConfig, shared: SharedArena) -> dict[str, Registrar]:
-    rdma = RdmaChoice(config.rdma_device, config.rdma_address)
+    rdma = RdmaChoice(config.rdma_device, config.rdma_address, config.verbs_binding)
     try:
         return {name: make_registrar(name, shared, rdma) for name in config.transports}
     except RegistrationError as error:

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from blink_proto.rdma.binding import AUTO
 from gpu_runtime.registration.base import Registrar, RegistrationError
 from gpu_runtime.registration.shm import ShmRegistrar
 from gpu_runtime.shared_arena import SharedArena
 
 TRANSPORTS = ("shm", "verbs", "doca")
+_PREFERRED = ("pyverbs", "ibverbs")
+"""pyverbs has memory windows, and this program moves no data."""
 
 
 @dataclass(frozen=True)
 class RdmaChoice:
-    """Which RDMA device: by name, or if that is empty the one with the address. RoCE goes by the address."""
+    """Which RDMA device: by name, or if that is empty the one with the address. RoCE goes by the address.
+
+    `binding`: the package that verbs are called by, or auto.
+    """
 
     device: str
     address: str
+    binding: str = AUTO
+
+    @property
+    def bindings(self) -> tuple[str, ...]:
+        """Those to be tried, in this order."""
+        return _PREFERRED if self.binding == AUTO else (self.binding,)
 
 
 def make_registrar(transport: str, shared: SharedArena, rdma: RdmaChoice) -> Registrar:
@@ -31,7 +43,7 @@ def make_registrar(transport: str, shared: SharedArena, rdma: RdmaChoice) -> Reg
         from gpu_runtime.registration.memory import HostMemory
         from gpu_runtime.registration.verbs import VerbsRegistrar
 
-        return VerbsRegistrar(HostMemory(shared), shared.sizes, rdma.device, rdma.address)
+        return VerbsRegistrar(HostMemory(shared), shared.sizes, rdma)
     if transport == "doca":
         from blink_proto.doca.settings import DocaSettings
         from gpu_runtime.registration.doca import DocaRegistrar

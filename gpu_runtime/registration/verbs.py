@@ -1,55 +1,34 @@
-"""Registration for the `verbs` transport: memory regions with the least rights, and a queue pair, for each front end.
+"""Registration for the `verbs` transport: a queue pair and the least rights to memory, for each front end.
 
-Each registration has a protection domain of its own, so its keys are of no use to another front end's queue pair. Of
-the inbound region a front end may write its own channels, of the outbound region read its own channels and the first
-page (header and telemetry). Registering anew draws new keys.
+Of the inbound region a front end may write its own channels, of the outbound region read its own channels and the first
+page (header and telemetry). Its protection domain is its own, so its keys are of no use to another front end's queue
+pair, and every session has new ones. See `grants` for the two ways in which they are given.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from dataclasses import dataclass
 
 from blink_proto import arena
-from blink_proto.rdma.binding import Access, Device, Domain, QueuePair, RdmaError, Region
-from blink_proto.rdma.wire import Answer, Endpoint, Window, WireError
+from blink_proto.rdma.binding import RdmaError, open_device
+from blink_proto.rdma.wire import Answer, Endpoint, WireError
 from gpu_runtime.registration.base import RegistrationError
+from gpu_runtime.registration.choose import RdmaChoice
+from gpu_runtime.registration.grants import READABLE, WRITABLE, Grant, Ground, RegionGrant, Wanted, WindowGrant
 from gpu_runtime.registration.memory import ArenaMemory, Part
+
+log = logging.getLogger(__name__)
 
 LINGER_SECONDS = 5.0
 """How long a revoked queue pair stays, so that its peer is told at once that its keys are void."""
-_DEPTH = 1  # it only answers
-
-
-@dataclass
-class _Granted:
-    """What one registration holds of the device."""
-
-    domain: Domain
-    pair: QueuePair
-    regions: list[Region]
-    revoked: float | None = None
-
-    def void_keys(self) -> None:
-        """Deregisters the memory."""
-        for region in self.regions:
-            region.close()
-        self.regions.clear()
-        if self.revoked is None:
-            self.revoked = time.monotonic()
-
-    def close(self) -> None:
-        """Ends the connection too."""
-        self.void_keys()
-        self.pair.close()
-        self.domain.close()
 
 
 class VerbsRegistration:
     """See `Registration`."""
 
-    def __init__(self, granted: _Granted, answer: Answer) -> None:
-        self._granted = granted
+    def __init__(self, grant: Grant, answer: Answer) -> None:
+        self._grant = grant
         self._answer = answer
 
     @property
@@ -59,7 +38,7 @@ class VerbsRegistration:
 
     def revoke(self) -> None:
         """Voids the keys."""
-        self._granted.void_keys()
+        self._grant.void_keys()
 
     def __repr__(self) -> str:
         return "VerbsRegistration(redacted)"
@@ -70,60 +49,75 @@ class VerbsRegistrar:
 
     Args:
         memory: the arena's.
-        device, address: see `Device`.
 
     Raises:
-        RegistrationError: there is no such device.
+        RegistrationError: there is no such device, or nothing to reach it by.
     """
 
-    def __init__(self, memory: ArenaMemory, sizes: arena.Sizes, device: str, address: str) -> None:
+    def __init__(self, memory: ArenaMemory, sizes: arena.Sizes, rdma: RdmaChoice) -> None:
         self._memory, self._sizes = memory, sizes
         try:
-            self._device = Device(device, address)
+            self._device = open_device(rdma.device, rdma.address, rdma.bindings)
         except RdmaError as error:
             raise RegistrationError(str(error)) from error
-        self._granted: list[_Granted] = []
+        self._grants: list[Grant] = []
+        self._grounds: dict[tuple[int, ...], Ground] = {}
+        self._has_windows = not self._device.no_windows
+        log.info("verbs by %s on %s", self._device.binding, self._device.name)
+        if not self._has_windows:
+            self._do_without_windows(self._device.no_windows)
+
+    def _do_without_windows(self, reason: str) -> None:
+        self._has_windows = False
+        log.warning("no memory windows, so each session has memory regions of its own: %s", reason)
 
     def register(self, offer: bytes, channels: tuple[int, ...]) -> VerbsRegistration:
         """Connects a queue pair of this front end's own."""
         self._end_revoked(time.monotonic() - LINGER_SECONDS)
+        inbound, outbound = inbound_parts(self._sizes, channels), outbound_parts(self._sizes, channels)
+        wanted = [Wanted(one, WRITABLE) for one in inbound] + [Wanted(one, READABLE) for one in outbound]
         try:
-            peer = Endpoint.from_bytes(offer)
-            return self._register(peer, channels)
+            grant = self._grant(Endpoint.from_bytes(offer), channels, wanted)
         except (WireError, RdmaError) as error:
             raise RegistrationError(str(error)) from error
+        self._grants.append(grant)
+        windows = grant.windows
+        answer = Answer(grant.pair.endpoint, windows[: len(inbound)], windows[len(inbound) :])
+        return VerbsRegistration(grant, answer)
 
-    def _register(self, peer: Endpoint, channels: tuple[int, ...]) -> VerbsRegistration:
-        domain = self._device.domain()
-        granted = _Granted(domain, domain.queue_pair(_DEPTH), [])
-        self._granted.append(granted)
+    def _grant(self, peer: Endpoint, channels: tuple[int, ...], wanted: list[Wanted]) -> Grant:
+        ground = self._ground(channels, wanted) if self._has_windows else None
+        if ground is None:
+            return RegionGrant(self._device, self._memory, peer, wanted)
+        return WindowGrant(ground, peer, wanted)
+
+    def _ground(self, channels: tuple[int, ...], wanted: list[Wanted]) -> Ground | None:
+        """The channels' own, made at their first session; None where windows cannot be bound over this memory."""
+        if channels in self._grounds:
+            return self._grounds[channels]
+        self._end_revoked(time.monotonic())
+        for other in [one for one in self._grounds if set(one) & set(channels)]:  # whose sessions have all ended
+            self._grounds.pop(other).close()
         try:
-            granted.pair.connect(peer, Access.REMOTE_WRITE | Access.REMOTE_READ)
-            writable = Access.LOCAL_WRITE | Access.REMOTE_WRITE
-            inbound = [self._window(granted, part, writable) for part in inbound_parts(self._sizes, channels)]
-            outbound = [
-                self._window(granted, part, Access.REMOTE_READ) for part in outbound_parts(self._sizes, channels)
-            ]
-        except RdmaError:
-            granted.void_keys()
-            raise
-        return VerbsRegistration(granted, Answer(granted.pair.endpoint, tuple(inbound), tuple(outbound)))
-
-    def _window(self, granted: _Granted, part: Part, access: Access) -> Window:
-        region = self._memory.register(granted.domain, part, access)
-        granted.regions.append(region)
-        return Window(part.offset, part.size, region.address, region.key)
+            made = Ground(self._device, self._memory, wanted)
+        except RdmaError as error:
+            self._do_without_windows(str(error))
+            return None
+        self._grounds[channels] = made
+        return made
 
     def _end_revoked(self, before: float) -> None:
-        over = [one for one in self._granted if one.revoked is not None and one.revoked <= before]
+        over = [one for one in self._grants if one.revoked is not None and one.revoked <= before]
         for one in over:
             one.close()
-        self._granted = [one for one in self._granted if one not in over]
+        self._grants = [one for one in self._grants if one not in over]
 
     def close(self) -> None:
         """Ends with the arena."""
-        for one in self._granted:
+        for one in self._grants:
             one.close()
+        for ground in self._grounds.values():
+            ground.close()
         self._device.close()
 
 

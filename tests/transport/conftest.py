@@ -1,4 +1,4 @@
-"""Which transports the contract is held against: `--transport NAME` for one that must run, else all that can run."""
+"""Which transports the contract is held against: `--transport NAME` for those that must run, else all that can run."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tests.transport.site import Site
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--transport", choices=sorted(KINDS), help="hold the contract against this transport alone")
+    told = "hold the contract against this transport alone, or against these"
+    parser.addoption("--transport", choices=sorted(KINDS), action="append", default=[], help=told)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "kind" in metafunc.fixturenames:
-        chosen = metafunc.config.getoption("--transport", None)
-        names = [chosen] if chosen else list(KINDS)
+        names = metafunc.config.getoption("--transport", []) or list(KINDS)
         metafunc.parametrize("kind", [KINDS[name] for name in names], ids=names, scope="session")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _can_run(request: pytest.FixtureRequest) -> None:
     """Placed first so that a chosen transport that cannot run fails at once."""
-    chosen = request.config.getoption("--transport", None)
-    if chosen and (reason := KINDS[chosen].why_not()):
-        pytest.exit(f"--transport {chosen}: {reason}", returncode=1)
+    for chosen in request.config.getoption("--transport", []):
+        if reason := KINDS[chosen].why_not():
+            pytest.exit(f"--transport {chosen}: {reason}", returncode=1)
 
 
 @pytest.fixture

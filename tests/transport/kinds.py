@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from blink_proto.doca.settings import DocaSettings
+from blink_proto.rdma.binding import RdmaError, open_device
 from dpu_service.transport.base import Connector
 from dpu_service.transport.choose import RdmaChoice, make_connector
 from gpu_runtime.registration.base import Registrar
@@ -41,6 +42,8 @@ class Kind:
     registrar: Callable[[ReplayDevice], Registrar]
     why_not: Callable[[], str]
     guards: bool
+    refusal: str = ""
+    """What errors say when the other end refuses an access."""
 
 
 def _shm_registrar(device: ReplayDevice) -> Registrar:
@@ -59,18 +62,27 @@ class DeviceMemory:
         return domain.register(int(self._regions[part.inbound].ctypes.data) + part.offset, part.size, access)
 
 
-def _verbs_registrar(device: ReplayDevice) -> Registrar:
-    from gpu_runtime.registration.verbs import VerbsRegistrar
+def _verbs(name: str, binding: str) -> Kind:
+    """The verbs transport with both ends by one package."""
 
-    return VerbsRegistrar(DeviceMemory(device), device.sizes, "", RDMA_ADDRESS)
+    def registrar(device: ReplayDevice) -> Registrar:
+        from gpu_runtime.registration.choose import RdmaChoice as Choice
+        from gpu_runtime.registration.verbs import VerbsRegistrar
+
+        return VerbsRegistrar(DeviceMemory(device), device.sizes, Choice("", RDMA_ADDRESS, binding))
+
+    choice = RdmaChoice("", RDMA_ADDRESS, binding)
+
+    def connector() -> Connector:
+        return make_connector("verbs", choice)
+
+    return Kind(name, connector, registrar, lambda: why_no_verbs(choice), True, refusal="remote access error")
 
 
-def why_no_verbs() -> str:
+def why_no_verbs(choice: RdmaChoice) -> str:
     """Why there is no RDMA device to be had, or an empty string."""
-    from blink_proto.rdma.binding import Device, RdmaError
-
     try:
-        Device("", RDMA_ADDRESS).close()
+        open_device("", choice.address, choice.bindings).close()
     except RdmaError as error:
         return f"{error}; make test-rdma runs this in a virtual machine"
     return ""
@@ -106,13 +118,8 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind("shm", lambda: make_connector("shm", RdmaChoice()), _shm_registrar, lambda: "", guards=False),
-        Kind(
-            "verbs",
-            lambda: make_connector("verbs", RdmaChoice("", RDMA_ADDRESS)),
-            _verbs_registrar,
-            why_no_verbs,
-            guards=True,
-        ),
+        _verbs("verbs", "ibverbs"),
+        _verbs("verbs-pyverbs", "pyverbs"),
         Kind("doca", _doca_connector, _doca_registrar, why_no_doca, guards=True),
     )
 }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
 from blink_proto import arena
-from blink_proto.rdma.binding import Access, Device, Domain, QueuePair, RdmaError
+from blink_proto.rdma.binding import Access, Device, Domain, QueuePair, RdmaError, open_device
 from blink_proto.rdma.wire import Answer, WireError
 from dpu_service.transport.base import Range, TransportError
 from dpu_service.transport.choose import RdmaChoice
@@ -14,6 +15,8 @@ from dpu_service.transport.verbs.memory import PinnedMemory, Staging
 from dpu_service.transport.verbs.mirror import SLOT_BYTES, SLOTS, Mirror
 from dpu_service.transport.verbs.sender import DEPTH, PIECE_BYTES, Batch, Payload, Sender, word_payload
 from dpu_service.transport.verbs.windows import Windows
+
+log = logging.getLogger(__name__)
 
 STAGING_BYTES = 2 << 20
 CONNECT_SECONDS = 5.0
@@ -29,9 +32,10 @@ class VerbsConnector:
 
     def __init__(self, rdma: RdmaChoice) -> None:
         try:
-            self._device = Device(rdma.device, rdma.address)
+            self._device = open_device(rdma.device, rdma.address, rdma.bindings)
         except RdmaError as error:
             raise TransportError(str(error)) from error
+        log.info("verbs", extra={"fields": {"binding": self._device.binding, "device": self._device.name}})
         try:
             self._domain: Domain | None = self._device.domain()
             self._pair = self._domain.queue_pair(DEPTH)

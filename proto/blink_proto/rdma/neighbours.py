@@ -1,0 +1,58 @@
+"""Makes the kernel learn a peer's hardware address.
+
+Connecting a RoCE queue pair asks for it and, where it is not known, waits up to a second. A binding that keeps the
+interpreter lock meanwhile stops all threads of the process; so it is asked for beforehand.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import time
+from pathlib import Path
+
+from blink_proto.rdma.binding import RdmaError
+
+ROCE_PORT = 4791
+SECONDS = 3.5
+"""The kernel gives up after three questions of a second each."""
+_SLICE_MS = 20
+_ARP = Path("/proc/net/arp")
+_COMPLETE = 2
+_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+def wake_neighbour(own: str, peer: str, seconds: float = SECONDS) -> None:
+    """Returns when the way to `peer` is known, or nobody can tell: some firewalls let no answer through.
+
+    A TCP connection to the port that RoCE has for UDP is begun; its refusal is as good as its success.
+
+    Raises:
+        RdmaError: nobody has that address.
+    """
+    family = socket.AF_INET6 if ":" in peer else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as attempt:
+        attempt.setblocking(False)
+        try:
+            attempt.bind((own, 0))
+            status = attempt.connect_ex((peer, ROCE_PORT))
+        except OSError as error:
+            raise RdmaError(f"there is no way to the peer ({error.strerror})") from None
+        end = time.monotonic() + seconds
+        poller = select.poll()
+        poller.register(attempt, select.POLLOUT)
+        while status == errno.EINPROGRESS and not _is_known(peer) and time.monotonic() < end:
+            if poller.poll(_SLICE_MS):
+                status = attempt.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if status in _UNREACHABLE:
+        raise RdmaError("nobody has the peer's address")
+
+
+def _is_known(peer: str) -> bool:
+    """By the kernel's table of IPv4 neighbours."""
+    try:
+        rows = [line.split() for line in _ARP.read_text().splitlines()[1:]]
+    except OSError:
+        return False
+    return any(row[0] == peer and int(row[2], 16) & _COMPLETE for row in rows if len(row) > 2)

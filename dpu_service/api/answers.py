@@ -34,7 +34,13 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 Render = Callable[[list[Entry]], dict[str, Any]]
 """The object `logprobs` of a choice."""
 RenderPrompt = Callable[[list[list[Logprob]]], list[dict[str, Any] | None]]
-"""The list `prompt_logprobs` of a choice."""
+"""The list `prompt_logprobs`."""
+
+
+def of_prompt(piece: Piece, render: RenderPrompt) -> dict[str, Any]:
+    """The field of that name, where the client asked for it."""
+    found = piece.prompt_logprobs
+    return {} if found is None else {"prompt_logprobs": render(found)}
 
 
 @dataclass(slots=True)
@@ -142,7 +148,10 @@ class CompletionShape:
 
     def whole(self, choices: list[Piece], used: dict[str, int]) -> bytes:
         """See `Shape`."""
-        said = [{**self._choice(one, self._head.logprobs(one, whole=True)), **self._of_prompt(one)} for one in choices]
+        said = [
+            {**self._choice(one, self._head.logprobs(one, whole=True)), **of_prompt(one, self._render_prompt)}
+            for one in choices
+        ]
         return msgspec.json.encode({**self._head.body("text_completion", said), "usage": used})
 
     def chunk(self, piece: Piece) -> bytes:
@@ -153,10 +162,6 @@ class CompletionShape:
         """See `Shape`."""
         return self._head.usage_chunk("text_completion", used)
 
-    def _of_prompt(self, piece: Piece) -> dict[str, Any]:
-        found = piece.prompt_logprobs
-        return {} if found is None else {"prompt_logprobs": self._render_prompt(found)}
-
     @staticmethod
     def _choice(piece: Piece, logprobs: dict[str, Any] | None) -> dict[str, Any]:
         return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
@@ -166,14 +171,22 @@ class ChatShape:
     """`chat.completion` and `chat.completion.chunk` objects; the first chunk of a choice tells the role.
 
     Args:
+        render_prompt: makes `prompt_logprobs`, which an answer has once, beside its choices.
         call_id: makes the id of a tool call.
         echo: stands in front of every answer.
     """
 
     def __init__(
-        self, model: str, with_usage: bool, render: Render | None, call_id: Callable[[], str], echo: str = ""
+        self,
+        model: str,
+        with_usage: bool,
+        render: Render | None,
+        render_prompt: RenderPrompt,
+        call_id: Callable[[], str],
+        echo: str = "",
     ) -> None:
         self._head = _Head(model, with_usage, render, "chatcmpl")
+        self._render_prompt = render_prompt
         self._call_id = call_id
         self._echo = echo
         self._begun: set[int] = set()
@@ -181,7 +194,8 @@ class ChatShape:
     def whole(self, choices: list[Piece], used: dict[str, int]) -> bytes:
         """See `Shape`."""
         said = [self._message(one) for one in choices]
-        return msgspec.json.encode({**self._head.body("chat.completion", said), "usage": used})
+        scored = of_prompt(choices[0], self._render_prompt)
+        return msgspec.json.encode({**self._head.body("chat.completion", said), **scored, "usage": used})
 
     def chunk(self, piece: Piece) -> bytes:
         """See `Shape`."""

@@ -53,7 +53,8 @@ def _question(wanted: Wanted, place: int, options: list[int]) -> Wanted:
 
 
 def _one_token(sampling: Sampling) -> Sampling:
-    return replace(sampling, max_tokens=1, min_tokens=0, stop_tokens=(), ignore_eos=True, allow_only=True, logprobs=0)
+    plain = replace(sampling, stop_tokens=(), ignore_eos=True, logprobs=0, prompt_logprobs=False)
+    return replace(plain, max_tokens=1, min_tokens=0, allow_only=True)
 
 
 async def _sample(pump: Pump, question: Wanted, inbox: Inbox) -> int:

@@ -104,7 +104,7 @@ TopLogprobs = Annotated[
 PromptLogprobs = Annotated[
     int,
     Meta(
-        description="As `logprobs`, for the tokens of the prompt, in the choices' field `prompt_logprobs`.",
+        description="As `logprobs`, for the tokens of the prompt, in a field `prompt_logprobs` (see the answers).",
         extra_json_schema={"minimum": 0, "maximum": arena.MAX_TOP_LOGPROBS},
     ),
 ]

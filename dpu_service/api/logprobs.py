@@ -72,12 +72,8 @@ def asked_of_completion(request: CompletionRequest, geometry: Geometry, ranked: 
         ApiError: 400: out of range.
     """
     shown = 0 if request.logprobs is None else 1 + _top("logprobs", request.logprobs, geometry)
-    of_prompt = 0
-    if request.prompt_logprobs is not None:
-        of_prompt = 1 + _top("prompt_logprobs", request.prompt_logprobs, geometry)
-        if request.stream:
-            raise bad_value("prompt_logprobs", "'prompt_logprobs' cannot be streamed; use 'echo' with 'logprobs'")
-    return Asked(shown, of_prompt, bool(request.echo), ranked)
+    hint = "; use 'echo' with 'logprobs'"
+    return Asked(shown, _of_prompt(request, geometry, hint), bool(request.echo), ranked)
 
 
 def asked_of_chat(request: ChatRequest, geometry: Geometry) -> Asked:
@@ -89,7 +85,15 @@ def asked_of_chat(request: ChatRequest, geometry: Geometry) -> Asked:
     top = _top("top_logprobs", request.top_logprobs or 0, geometry)
     if top and not request.logprobs:
         raise bad_value("top_logprobs", "'logprobs' must be true when 'top_logprobs' is given")
-    return Asked(1 + top if request.logprobs else 0)
+    return Asked(1 + top if request.logprobs else 0, _of_prompt(request, geometry))
+
+
+def _of_prompt(request: ChatRequest | CompletionRequest, geometry: Geometry, hint: str = "") -> int:
+    if request.prompt_logprobs is None:
+        return 0
+    if request.stream:
+        raise bad_value("prompt_logprobs", f"'prompt_logprobs' cannot be streamed{hint}")
+    return 1 + _top("prompt_logprobs", request.prompt_logprobs, geometry)
 
 
 def completion_object(naming: Naming, entries: list[Entry]) -> dict[str, Any]:

@@ -120,8 +120,9 @@ async def prepare_chat(serving: Serving, body: bytes) -> Prepared:
         )
         for use, prompt in zip(uses, prompts, strict=True)
     ]
-    render = partial(chat_object, _naming(serving, request)) if asked.shown else None
-    shape = ChatShape(serving.model.name, with_usage, render, tools.call_id, echo)
+    naming = _naming(serving, request)
+    render = partial(chat_object, naming) if asked.shown else None
+    shape = ChatShape(serving.model.name, with_usage, render, partial(prompt_object, naming), tools.call_id, echo)
     return Prepared(plans, shape, bool(request.stream), with_usage)
 
 

@@ -12,7 +12,6 @@ from dpu_service.api.errors import unsupported
 from dpu_service.api.requests import CommonRequest
 
 HARMLESS: dict[str, list[Any]] = {
-    "prompt_logprobs": [False],
     "suffix": [{}, [], ""],
     "prompt_embeds": [{}, [], ""],
     "length_penalty": [1],

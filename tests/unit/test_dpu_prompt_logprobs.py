@@ -14,7 +14,7 @@ from tests import tiny_text
 from tests.front_end import FrontEnd, eventually, front_end
 from tests.replay import Script, Submission
 from tests.unit.test_dpu_logprobs import choices_of, rows, rows_of
-from tests.unit.test_dpu_streams import joined, post
+from tests.unit.test_dpu_streams import ask, joined, post
 
 EITHER_WAY = pytest.mark.parametrize("stream", [False, True])
 BOS, END = tiny_text.special(tiny_text.BOS), tiny_text.special(tiny_text.END)
@@ -218,3 +218,20 @@ def test_best_of_with_an_echo(front: FrontEnd) -> None:
     answer = complete(front, "hello", best_of=3, logprobs=1)
     assert joined(answer) == ("hello!", "length")
     assert len(rows(answer)) == 1 + len(tiny_text.ids("hello")) + 1
+
+
+def test_the_field_in_chat(front: FrontEnd) -> None:
+    """Once, beside the choices, of all that the template has written."""
+    says(front, tiny_text.byte_ids(b"!"), Finish.LENGTH)
+    answer = ask(front, "chat", prompt_logprobs=1, n=2, max_tokens=1)
+    assert answer.status_code == 200
+    body, prompt = answer.json(), front.device.submissions[-1].prompt
+    assert [one.flags for one in front.device.submissions] == [SubmitFlag.PROMPT_LOGPROBS] * 2
+    assert all("prompt_logprobs" not in choice for choice in body["choices"])
+    first, *others = body["prompt_logprobs"]
+    assert first is None
+    assert body["usage"]["prompt_tokens"] == len(prompt) == 1 + len(others)
+    for place, (token, found) in enumerate(zip(prompt[1:], others, strict=True), 1):
+        assert found[str(token)]["logprob"] == value_of(token, place)
+        assert found[str((token + 1) % tiny_text.vocab_size())]["rank"] == 1
+    assert "prompt_logprobs" not in ask(front, "chat").json()

@@ -141,6 +141,7 @@ class ChatAnswer(Struct):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class FunctionDelta(Struct):

@@ -81,7 +81,7 @@ def wording() -> Callable[[], object]:
 
 def rendering() -> Callable[[], object]:
     """Text to events."""
-    shape = ChatShape("tiny", False, None, lambda: "")
+    shape = ChatShape("tiny", False, None, lambda found: [], lambda: "")
     piece = Piece(0, "1234")
     shape.chunk(piece)
     return lambda: [shape.chunk(piece) for _ in range(TOKENS)]

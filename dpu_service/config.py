@@ -9,7 +9,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Handed from the supervisor to each worker. Times in seconds."""
 
     queue_depth: int = 256
-    """Sequences of one worker that may wait for their first token."""
+    """Sequences of one worker and runtime that may wait for their first token."""
     device_timeout: float = 10.0
     """Silence of the device after which it counts as lost."""
     keep_alive: float = 130.0
@@ -37,8 +37,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     rdma_device: str = ""
     """Empty: the one that has `rdma_address`."""
     rdma_address: str = ""
-    verbs_binding: str = "auto"
     """Of the interface whose network the operator declares private."""
+    verbs_binding: str = "auto"
+    """See `transport.choose`."""
     tls_cert: str = ""
     tls_key: str = ""
     tls_client_ca: str = ""
@@ -47,7 +48,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """The model that the session serves."""
+    """The model that a session serves."""
 
     name: str
     architecture: str

@@ -6,30 +6,27 @@ import asyncio
 import logging
 import os
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated
 
+import msgspec
 import typer
 
 from blink_proto.dial import Dial, DialError
-from blink_proto.rdma.binding import AUTO as ANY_BINDING
-from blink_proto.rdma.binding import BINDING_CHOICES
 from blink_proto.secret import forbid_core_dumps
 from dpu_service import logs
 from dpu_service.config import WorkerConfig
 from dpu_service.http.choose import HAS_HTTP2
+from dpu_service.options import OFF, Options, Runtimes, takes_options
 from dpu_service.supervisor import Listening, Supervisor, listen
 from dpu_service.tenants.command import app as tenant_commands
 from dpu_service.tenants.file import KeysFile
-from dpu_service.text.tools.formats import AUTO, CHOICES
 from dpu_service.tls import MIN_VERSIONS, default_data_folder, self_signed, server_context
-from dpu_service.transport.choose import TRANSPORTS
 from dpu_service.wire import Drain
 
 log = logging.getLogger(__name__)
 
 MOST_WORKERS = 4
-OFF = "off"
 app = typer.Typer(add_completion=False)
 app.add_typer(tenant_commands, name="keys")
 
@@ -69,17 +66,48 @@ def certificate(tls_cert: str, tls_key: str, client_ca: str, min_version: str, f
     return files[0], files[1]
 
 
-def check_dial(dial: Dial) -> None:
-    """Refuses what cannot work.
+def dials(runtimes: Runtimes) -> list[Dial]:
+    """How to call each runtime, checked.
 
     Raises:
         typer.BadParameter: files are missing, or plain text would leave this machine.
     """
+    made = [
+        Dial(
+            address,
+            runtimes.runtime_ca,
+            runtimes.runtime_cert,
+            runtimes.runtime_key,
+            runtimes.runtime_server_name,
+            runtimes.runtime_insecure,
+        )
+        for address in runtimes.runtime
+    ]
     try:
-        dial.check()
+        for dial in made:
+            dial.check()
     except DialError as error:
         hint = "see --runtime-ca, --runtime-cert, --runtime-key and --runtime-insecure"
         raise typer.BadParameter(f"{error} ({hint})") from error
+    return made
+
+
+def worker_config(options: Options) -> WorkerConfig:
+    """What the workers need of the options; makes the self-signed certificate where none is given.
+
+    Raises:
+        typer.BadParameter: certificate and key cannot be used.
+    """
+    values, addresses = options.values(), options.addresses
+    cert, key = "", ""
+    if addresses.https != OFF:
+        folder = Path(addresses.data_dir) if addresses.data_dir else default_data_folder()
+        cert, key = certificate(
+            addresses.tls_cert, addresses.tls_key, addresses.tls_client_ca, addresses.tls_min_version, folder
+        )
+    own = {"tls_cert": cert, "tls_key": key, "guarded": bool(addresses.api_keys)}
+    named = {one.name: values[one.name] for one in msgspec.structs.fields(WorkerConfig) if one.name not in own}
+    return msgspec.convert(named | own, WorkerConfig)
 
 
 def keys_file(path: str) -> KeysFile:
@@ -126,122 +154,31 @@ def announce(listening: list[Listening], ready_fd: int) -> None:
 
 
 @app.callback(invoke_without_command=True)
-def run(
-    context: typer.Context,
-    runtime: Annotated[str, typer.Option(help="Control plane of the GPU runtime.")] = "127.0.0.1:50051",
-    runtime_ca: Annotated[str, typer.Option(help="PEM authorities of its certificate; default: plain text.")] = "",
-    runtime_cert: Annotated[str, typer.Option(help="PEM certificate towards it, for the role front-end.")] = "",
-    runtime_key: Annotated[str, typer.Option(help="PEM key of --runtime-cert.")] = "",
-    runtime_server_name: Annotated[
-        str, typer.Option(help="Name in the runtime's certificate, if it is called by another.")
-    ] = "",
-    runtime_insecure: Annotated[
-        bool, typer.Option("--runtime-insecure", help="Plain text also to a runtime on another machine.")
-    ] = False,
-    transport: Annotated[str, typer.Option(help=f"How to reach the arena: {', '.join(TRANSPORTS)}.")] = "shm",
-    rdma_device: Annotated[str, typer.Option(help="RDMA device; default: the one with --rdma-address.")] = "",
-    rdma_address: Annotated[
-        str,
-        typer.Option(help="Its IP address; so you declare that network private: payload crosses it as plaintext."),
-    ] = "",
-    verbs_binding: Annotated[
-        str, typer.Option(help=f"Package for --transport verbs: {', '.join(BINDING_CHOICES)}.")
-    ] = ANY_BINDING,
-    https: Annotated[str, typer.Option(help="Address for HTTPS, or 'off'.")] = "127.0.0.1:8443",
-    http: Annotated[str, typer.Option(help="Address for plain HTTP, or 'off'.")] = "127.0.0.1:8000",
-    workers: Annotated[int, typer.Option(min=0, max=64, help="Worker processes; 0: by the number of cores.")] = 0,
-    tls_cert: Annotated[str, typer.Option(help="PEM certificate chain; default: a self-signed one.")] = "",
-    tls_key: Annotated[str, typer.Option(help="PEM key of --tls-cert.")] = "",
-    data_dir: Annotated[str, typer.Option(help="Where the self-signed certificate is kept.")] = "",
-    name: Annotated[str, typer.Option(help="Stable name towards the runtime; default: host and port.")] = "",
-    queue_depth: Annotated[
-        int, typer.Option(min=1, help="Sequences of a worker that may wait for their first token.")
-    ] = 256,
-    device_timeout: Annotated[float, typer.Option(min=1, help="Seconds of silence that mean a lost device.")] = 10.0,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds to finish running requests at the end.")] = 30.0,
-    tls_client_ca: Annotated[
-        str, typer.Option(help="PEM certificates of authorities; clients must then have a certificate of theirs.")
-    ] = "",
-    tls_min_version: Annotated[str, typer.Option(help="1.2 or 1.3.")] = "1.2",
-    api_keys: Annotated[str, typer.Option(help="File of tenants and their keys; default: anybody may ask.")] = "",
-    open_metrics: Annotated[bool, typer.Option(help="/metrics needs no key.")] = False,
-    unready: Annotated[
-        float, typer.Option(min=0, help="Seconds to go on serving at the end while probes hear that it is not ready.")
-    ] = 0.0,
-    keep_alive: Annotated[float, typer.Option(min=1, help="Seconds that an idle connection stays open.")] = 130.0,
-    header_timeout: Annotated[float, typer.Option(min=1, help="Seconds for the head of a request.")] = 20.0,
-    body_timeout: Annotated[float, typer.Option(min=1, help="Seconds for the body of a request.")] = 60.0,
-    write_timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds that a client may leave its answer unread.")
-    ] = 60.0,
-    max_connections: Annotated[int, typer.Option(min=1, help="Open connections of a worker and address.")] = 8192,
-    http2_streams: Annotated[int, typer.Option(min=1, max=10_000, help="Open requests of an HTTP/2 connection.")] = 128,
-    max_body_bytes: Annotated[int, typer.Option(min=1024, help="Bytes of a request's body at most.")] = 8 << 20,
-    access_log: Annotated[bool, typer.Option(help="One JSON line for each request.")] = True,
-    tool_parser: Annotated[
-        str, typer.Option(help=f"How the model writes tool calls: {', '.join(CHOICES)}. auto: by its chat template.")
-    ] = AUTO,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    ready_fd: Annotated[int, typer.Option(help="Write the ready line there instead of standard output.")] = -1,
-) -> None:
-    """Runs the front end: HTTPS and HTTP on one side, the GPU's arena on the other."""
+@takes_options
+def run(context: typer.Context, options: Options) -> None:
+    """Runs the front end: HTTPS and HTTP on one side, the GPUs' arenas on the other."""
     if context.invoked_subcommand is not None:
         return
-    if log_level not in ("debug", "info", "warning", "error"):
-        raise typer.BadParameter("--log-level must be debug, info, warning or error")
-    if transport not in TRANSPORTS:
-        raise typer.BadParameter(f"--transport must be one of: {', '.join(TRANSPORTS)}")
-    if transport != "shm" and not rdma_address:
-        raise typer.BadParameter("RDMA needs --rdma-address: naming it declares that interface's network private")
-    if verbs_binding not in BINDING_CHOICES:
-        raise typer.BadParameter(f"--verbs-binding must be one of: {', '.join(BINDING_CHOICES)}")
-    if tool_parser not in CHOICES:
-        raise typer.BadParameter(f"--tool-parser must be one of: {', '.join(CHOICES)}")
+    options.check()
+    addresses, life = options.addresses, options.life
     forbid_core_dumps()
-    os.environ["BLINK_LOG_LEVEL"] = log_level
-    logs.set_up("supervisor", log_level)
-    cert, key = "", ""
-    if https != OFF:
-        folder = Path(data_dir) if data_dir else default_data_folder()
-        cert, key = certificate(tls_cert, tls_key, tls_client_ca, tls_min_version, folder)
+    os.environ["BLINK_LOG_LEVEL"] = life.log_level
+    logs.set_up("supervisor", life.log_level)
+    config = worker_config(options)
     if not HAS_HTTP2:
         log.warning("the package h2 is not installed: HTTP/1.1 only")
-    keys = keys_file(api_keys) if api_keys else None
+    keys = keys_file(addresses.api_keys) if addresses.api_keys else None
     if keys is None:
         log.warning("no --api-keys: whoever reaches this address may use it")
-    listening = bind(https, http)
-    config = WorkerConfig(
-        queue_depth=queue_depth,
-        device_timeout=device_timeout,
-        keep_alive=keep_alive,
-        header_timeout=header_timeout,
-        body_timeout=body_timeout,
-        write_timeout=write_timeout,
-        max_connections=max_connections,
-        http2_streams=http2_streams,
-        max_body_bytes=max_body_bytes,
-        access_log=access_log,
-        tool_parser=tool_parser,
-        transport=transport,
-        rdma_device=rdma_device,
-        rdma_address=rdma_address,
-        verbs_binding=verbs_binding,
-        tls_cert=cert,
-        tls_key=key,
-        guarded=bool(api_keys),
-        open_metrics=open_metrics,
-        tls_client_ca=tls_client_ca,
-        tls_min_version=tls_min_version,
-    )
-    dial = Dial(runtime, runtime_ca, runtime_cert, runtime_key, runtime_server_name, runtime_insecure)
-    check_dial(dial)
-    count = workers or default_workers(os.cpu_count() or 1)
+    listening = bind(addresses.https, addresses.http)
+    called = dials(options.runtimes)
+    count = life.workers or default_workers(os.cpu_count() or 1)
+    end = Drain(life.grace, life.unready)
 
     async def supervise() -> None:
-        def on_ready() -> None:
-            announce(listening, ready_fd)
-
-        await Supervisor(config, listening, count, dial, name, Drain(grace, unready), on_ready, keys).run()
+        on_ready = partial(announce, listening, life.ready_fd)
+        name = options.runtimes.name
+        await Supervisor(config, listening, count, called, name, end, on_ready, keys).run()
 
     asyncio.run(supervise())
 

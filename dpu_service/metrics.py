@@ -9,7 +9,8 @@ read from its telemetry page at the time of the scrape.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -57,6 +58,9 @@ DEVICE_FAULTS = Counter("blink_device_faults", "Impossible records in token logs
 TENANT_REFUSALS = Counter("blink_tenant_refusals", "Requests over a tenant's limit", ["tenant", "limit"])
 TENANT_TOKENS = Counter("blink_tenant_tokens", "Tokens of a tenant's started requests", ["tenant", "kind"])
 TLS_RELOADS = Counter("blink_tls_reloads", "Times that certificate files changed", ["outcome"])
+RUNTIME_REQUESTS = Counter(
+    "blink_runtime_requests", "Requests that a runtime was chosen for, by why", ["runtime", "chosen"]
+)
 UNKNOWN_RECORDS = Counter("blink_unknown_records", "Token records of sequences that the worker does not know")
 
 _DEVICE_GAUGES = {
@@ -86,19 +90,38 @@ def show(in_flight: int, waiting: int, unsent: int) -> None:
     INTER_TOKENS.flush()
 
 
+@dataclass(frozen=True)
+class Device:
+    """What a scrape finds of one runtime.
+
+    Attributes:
+        telemetry: the device's page by field name, or None without a session.
+        up: whether the device takes submissions.
+        lost: whether it is gone: what its page says of the present is void.
+        seconds_silent: since the last heartbeat.
+    """
+
+    telemetry: dict[str, int] | None
+    up: bool
+    lost: bool
+    seconds_silent: float
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks that sequences hold."""
+        page = self.telemetry
+        return page["blocks_used"] / page["blocks_total"] if page is not None and page["blocks_total"] else 0.0
+
+
 class Page(Collector):
     """Everything of one scrape.
 
     Args:
-        telemetry: the device's page by field name, or None without a session.
-        up: whether the device takes submissions.
-        seconds_silent: since the last heartbeat.
+        devices: of every runtime, in order of their numbers.
     """
 
-    def __init__(self, telemetry: dict[str, int] | None, up: bool, seconds_silent: float) -> None:
-        self._telemetry = telemetry
-        self._up = up
-        self._seconds_silent = seconds_silent
+    def __init__(self, devices: list[Device]) -> None:
+        self._devices = devices
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus-client."""
@@ -107,19 +130,24 @@ class Page(Collector):
             if family.name == SEQUENCES_UNSENT_NAME:
                 unsent = sum(sample.value for sample in family.samples)
             yield family
-        waiting = self._telemetry["waiting"] if self._telemetry is not None else 0
+        seen = [one for one in self._devices if one.telemetry is not None]
+        whole = _together(seen)
+        waiting = whole["waiting"] if whole else 0
         yield GaugeMetricFamily(
-            "blink_sequences_queued", "Sequences without KV blocks, in workers and on the device", unsent + waiting
+            "blink_sequences_queued", "Sequences without KV blocks, in workers and on devices", unsent + waiting
         )
-        yield GaugeMetricFamily("blink_device_up", "1 while the device takes submissions", float(self._up))
-        if self._telemetry is not None:
-            yield from self._device(self._telemetry)
+        up = any(one.up for one in self._devices)
+        yield GaugeMetricFamily("blink_device_up", "1 while any device takes submissions", float(up))
+        if whole:
+            silent = max(one.seconds_silent for one in seen)
+            yield from self._device(Device(whole, up, False, silent))
+        yield from self._runtimes()
 
-    def _device(self, telemetry: dict[str, int]) -> Iterator[Metric]:
-        yield GaugeMetricFamily("blink_device_heartbeat_age_seconds", "Since the last heartbeat", self._seconds_silent)
-        used, total = telemetry["blocks_used"], telemetry["blocks_total"]
+    def _device(self, device: Device) -> Iterator[Metric]:
+        telemetry = device.telemetry or {}
+        yield GaugeMetricFamily("blink_device_heartbeat_age_seconds", "Since the last heartbeat", device.seconds_silent)
         yield GaugeMetricFamily(
-            "blink_device_kv_usage_ratio", "Share of the KV blocks that sequences hold", used / total if total else 0
+            "blink_device_kv_usage_ratio", "Share of the KV blocks that sequences hold", device.kv_usage
         )
         for name, (metric, about) in _DEVICE_GAUGES.items():
             yield GaugeMetricFamily(metric, about, telemetry[name])
@@ -129,6 +157,37 @@ class Page(Collector):
         for reason in _FINISHES:
             finished.add_metric([reason], telemetry[f"finished_{reason}"])
         yield finished
+
+    def _runtimes(self) -> Iterator[Metric]:
+        """The same for each, of what differs between them; by names of their own, so that sums stay sums."""
+        values: dict[str, Callable[[Device, dict[str, int]], float]] = {
+            "heartbeat_age_seconds": lambda device, page: device.seconds_silent,
+            "sequences_running": lambda device, page: page["running"],
+            "sequences_waiting": lambda device, page: page["waiting"],
+            "kv_usage_ratio": lambda device, page: device.kv_usage,
+            "state": lambda device, page: page["state"],
+        }
+        up = GaugeMetricFamily("blink_runtime_up", "1 while a runtime takes submissions", labels=["runtime"])
+        for number, one in enumerate(self._devices):
+            up.add_metric([str(number)], float(one.up))
+        yield up
+        for name, value in values.items():
+            family = GaugeMetricFamily(f"blink_runtime_{name}", f"blink_device_{name} of a runtime", labels=["runtime"])
+            for number, one in enumerate(self._devices):
+                if one.telemetry is not None:
+                    family.add_metric([str(number)], value(one, one.telemetry))
+            yield family
+
+
+def _together(devices: list[Device]) -> dict[str, int]:
+    """Sums; of gauges over those that are not lost, if there are any; of states the worst one. Empty without a page."""
+    pages = [one.telemetry for one in devices if one.telemetry is not None]
+    if not pages:
+        return {}
+    whole = {name: sum(page[name] for page in pages) for name in pages[0]}
+    present = [one.telemetry for one in devices if one.telemetry is not None and not one.lost] or pages
+    gauges = {name: sum(page[name] for page in present) for name in _DEVICE_GAUGES}
+    return {**whole, **gauges, "state": max(page["state"] for page in pages)}
 
 
 def _workers() -> CollectorRegistry:

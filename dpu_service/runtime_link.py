@@ -1,4 +1,4 @@
-"""The gRPC side of the supervisor: watches the runtime and opens a session for each epoch of the chain.
+"""The gRPC side of the supervisor: watches a runtime and opens a session for each epoch of the chain.
 
 Nothing here is in the path of a request: a runtime whose control process hangs is not even noticed, and one whose
 control process is gone is only waited for.
@@ -19,6 +19,7 @@ from blink_proto.dial import Dial, DialError
 from dpu_service.channel.errors import ChannelError
 from dpu_service.channel.geometry import Geometry
 from dpu_service.config import ModelInfo
+from dpu_service.identity import Identities, Identity, digest_of
 from dpu_service.text.bundle import BUNDLE_FILES
 from dpu_service.transport.base import TransportError
 from dpu_service.wire import Session
@@ -30,6 +31,8 @@ CALL_SECONDS = 30.0
 MAX_BUNDLE_BYTES = 256 << 20
 WATCH_SECONDS = 3600.0
 """After so long the link dials anew, with its certificate as it is then."""
+FORGET_SECONDS = 30.0
+"""A runtime whose control plane does not answer and whose device no worker has reached for so long has ended."""
 
 MakeOffer = Callable[[int], Awaitable[bytes]]
 OnSession = Callable[[int, Session], None]
@@ -45,6 +48,9 @@ class RuntimeLink:
         transport: by which they will reach the arena.
         make_offer: a worker's end of a new connection; may raise TransportError.
         on_session: gets the session of a worker, whenever there is a new life of the chain or `renew` asked for it.
+        runtime: its number.
+        identities: what all runtimes serve.
+        in_use: whether any worker can still reach its device; asked while its control plane does not answer.
     """
 
     def __init__(
@@ -55,6 +61,9 @@ class RuntimeLink:
         transport: str,
         make_offer: MakeOffer,
         on_session: OnSession,
+        runtime: int = 0,
+        identities: Identities | None = None,
+        in_use: Callable[[], bool] = lambda: True,
     ) -> None:
         self._dial = dial
         self._address = dial.address
@@ -63,13 +72,19 @@ class RuntimeLink:
         self._transport = transport
         self._make_offer = make_offer
         self._on_session = on_session
+        self._runtime = runtime
+        self._identities = identities or Identities()
+        self._in_use = in_use
         self._stub: ControlStub | None = None
         self._life: tuple[int, int] | None = None
         """Epoch and number of the life that has sessions."""
         self._nonce: int | None = None
         self._files: dict[str, bytes] = {}
+        self._files_of: int | None = None
+        """The nonce with which they came."""
         self._opening = asyncio.Lock()
         self._renewals: dict[int, asyncio.Task[None]] = {}
+        self._last_used = time.monotonic()
         self._said = ""
 
     async def follow(self) -> None:
@@ -83,7 +98,15 @@ class RuntimeLink:
                     self._say_error(error)
             finally:
                 self._stub = None
+            self._note_use(time.monotonic())
             await asyncio.sleep(RETRY_SECONDS)
+
+    def _note_use(self, now: float) -> None:
+        """Without this a runtime that never comes back would keep its model's name from a newer version for ever."""
+        if self._in_use():
+            self._last_used = now
+        elif now - self._last_used > FORGET_SECONDS:
+            self._forget_life()
 
     async def _follow_once(self) -> None:
         async with self._channel() as channel:
@@ -128,7 +151,7 @@ class RuntimeLink:
 
     async def _note(self, stub: ControlStub, state: control_pb2.State) -> None:
         if state.phase not in (control_pb2.PHASE_SERVING, control_pb2.PHASE_DRAINING):
-            self._life = None
+            self._forget_life()
             phase = control_pb2.Phase.Name(state.phase).removeprefix("PHASE_").lower()
             self._say(f"the GPU runtime at {self._address} serves no model yet (it is {phase})")
             return
@@ -153,16 +176,22 @@ class RuntimeLink:
             offer=await self._make_offer(worker),
         )
         opened: control_pb2.OpenSessionResponse = await stub.OpenSession(request, timeout=CALL_SECONDS)
-        if opened.nonce != self._nonce:
-            self._files = await _fetch_tokenizer(stub, opened.model.name)
-        elif unless_known:
+        if opened.nonce == self._nonce and unless_known:
             return False
-        session = _session(opened, self._transport, self._files)
+        if opened.nonce != self._files_of:
+            self._files = await _fetch_tokenizer(stub, opened.model.name)
+            self._files_of = opened.nonce
+        session = _session(opened, self._runtime, self._transport, self._files)
+        self._identities.claim(self._runtime, opened.model.name, _identity(session))
         self._nonce = opened.nonce
-        fields = {"model": opened.model.name, "epoch": opened.epoch, "worker": worker}
+        fields = {"runtime": self._runtime, "model": opened.model.name, "epoch": opened.epoch, "worker": worker}
         log.info("session opened", extra={"fields": fields})
         self._on_session(worker, session)
         return True
+
+    def _forget_life(self) -> None:
+        self._life = self._nonce = None
+        self._identities.drop(self._runtime)
 
     def _say_error(self, error: Exception) -> None:
         if isinstance(error, grpc.aio.AioRpcError):
@@ -189,7 +218,7 @@ async def _fetch_tokenizer(stub: ControlStub, model: str) -> dict[str, bytes]:
     return {name: b"".join(pieces) for name, pieces in parts.items()}
 
 
-def _session(opened: control_pb2.OpenSessionResponse, transport: str, files: dict[str, bytes]) -> Session:
+def _session(opened: control_pb2.OpenSessionResponse, runtime: int, transport: str, files: dict[str, bytes]) -> Session:
     """Raises:
     ChannelError: what the runtime handed out cannot be used.
     """
@@ -204,7 +233,13 @@ def _session(opened: control_pb2.OpenSessionResponse, transport: str, files: dic
         loaded_unix_seconds=opened.model.loaded_unix_seconds,
         dtype=opened.model.dtype,
     )
-    return Session(geometry, opened.channels[0], transport, opened.transport_blob, model, files)
+    return Session(runtime, geometry, opened.channels[0], transport, opened.transport_blob, model, files)
+
+
+def _identity(session: Session) -> Identity:
+    model = session.model
+    tokenizer = digest_of(session.tokenizer_files)
+    return Identity(model.architecture, model.parameters, model.dtype, session.geometry.vocab_size, tokenizer)
 
 
 def _geometry(opened: control_pb2.OpenSessionResponse) -> Geometry:

@@ -7,30 +7,18 @@ from dataclasses import dataclass, field
 
 from dpu_service import metrics
 from dpu_service.api.bodies import WHOLE_BODIES, BodyRoom
-from dpu_service.channel.geometry import Geometry
-from dpu_service.config import ModelInfo, WorkerConfig
-from dpu_service.sequences.pump import Pump
+from dpu_service.config import WorkerConfig
+from dpu_service.runtimes import Runtimes
 from dpu_service.tenants.gate import Gate
-from dpu_service.text.encoder import TextEncoder
-
-
-@dataclass(frozen=True)
-class Serving:
-    """One model on one epoch of the device."""
-
-    model: ModelInfo
-    geometry: Geometry
-    encoder: TextEncoder
-    pump: Pump
 
 
 @dataclass
 class Service:
-    """State of a worker. `serving` is None until the runtime has a model."""
+    """State of a worker."""
 
     config: WorkerConfig
     gate: Gate
-    serving: Serving | None = None
+    runtimes: Runtimes
     leaving: bool = False
     """Still serving, but probes are told otherwise."""
     draining: bool = False
@@ -47,7 +35,7 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether new completions are taken."""
-        return not self.draining and self.serving is not None and self.serving.pump.ready
+        return not self.draining and any(one.pump.ready for one in self.runtimes.servings)
 
     @property
     def announced(self) -> bool:
@@ -58,17 +46,19 @@ class Service:
         """In words for people; empty when ready."""
         if self.draining or self.leaving:
             return "shutting down"
-        if self.serving is None:
-            return "waiting for the GPU runtime to have a model"
-        return "" if self.serving.pump.ready else self.serving.pump.describe()
+        if self.ready:
+            return ""
+        why = self.runtimes.why_not_ready()
+        return why[0] if len(self.runtimes) == 1 else "; ".join(f"runtime {k}: {reason}" for k, reason in why.items())
 
     def show_sequences(self) -> None:
         """Brings the gauges up to date."""
-        pump = self.serving.pump if self.serving is not None else None
-        if pump is None:
-            metrics.show(0, 0, 0)
-        else:
-            metrics.show(pump.in_flight, pump.waiting, pump.unsent)
+        pumps = [one.pump for one in self.runtimes.servings]
+        metrics.show(
+            sum(pump.in_flight for pump in pumps),
+            sum(pump.waiting for pump in pumps),
+            sum(pump.unsent for pump in pumps),
+        )
 
     def enter(self) -> None:
         """A completion request begins."""

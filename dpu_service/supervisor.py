@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
@@ -14,11 +13,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client import multiprocess
 
 from blink_proto.dial import Dial
 from dpu_service.config import WorkerConfig
+from dpu_service.identity import Identities
 from dpu_service.runtime_link import RuntimeLink
 from dpu_service.tenants.file import KeysFile
 from dpu_service.tenants.page import CounterPage, create
@@ -95,18 +96,19 @@ class WorkerSlot:
         environment: dict[str, str],
         on_change: Callable[[], None],
         on_death: Callable[[int], None],
-        on_broken: Callable[[int], None],
+        on_broken: Callable[[int, int], None],
     ) -> None:
         self.index = index
         self.ready = False
+        self.alive = [False] * start.runtimes
         self._start = start
         self._environment = environment
         self._on_change = on_change
         self._on_death = on_death
         self._on_broken = on_broken
-        self._offers: asyncio.Queue[Offer] = asyncio.Queue()
+        self._offers: dict[int, asyncio.Future[Offer]] = {}
         self._asked = 0
-        self._session: Session | None = None
+        self._sessions: dict[int, Session] = {}
         self._tenants: Tenants | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -125,31 +127,37 @@ class WorkerSlot:
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
 
-    async def make_offer(self) -> bytes:
-        """The worker's end of a new connection.
+    async def make_offer(self, runtime: int) -> bytes:
+        """The worker's end of a new connection to a runtime.
 
         Raises:
             TransportError: it cannot make one, or does not answer.
         """
         if self._start.config.transport in WITHOUT_OFFER:
             return b""
+        self._asked += 1
+        number = self._asked
+        answer: asyncio.Future[Offer] = asyncio.get_running_loop().create_future()
+        self._offers[number] = answer
         try:
             async with asyncio.timeout(OFFER_SECONDS):
                 while self._writer is None:
                     await asyncio.sleep(0.05)
-                self._asked += 1
-                self._writer.write(encode(MakeOffer(self._asked)))
-                while (offer := await self._offers.get()).number != self._asked:
-                    pass  # one that came too late for the question before
+                self._writer.write(encode(MakeOffer(number, runtime)))
+                offer = await answer
         except TimeoutError:
             raise TransportError("a worker did not say how it can be reached") from None
+        finally:
+            del self._offers[number]
         if offer.error:
             raise TransportError(offer.error)
         return offer.offer
 
     def give_session(self, session: Session) -> None:
         """For the present worker and, where it is not bound to its offer, for those after it."""
-        self._session = session if session.transport in WITHOUT_OFFER else None
+        self._sessions.pop(session.runtime, None)
+        if session.transport in WITHOUT_OFFER:
+            self._sessions[session.runtime] = session
         if self._writer is not None:
             self._writer.write(encode(session))
 
@@ -183,13 +191,15 @@ class WorkerSlot:
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._writer.write(encode(self._start))
-        for message in (self._tenants, self._session):
-            if message is not None:
-                self._writer.write(encode(message))
+        if self._tenants is not None:
+            self._writer.write(encode(self._tenants))
+        for session in self._sessions.values():
+            self._writer.write(encode(session))
         if self._draining:
             self._writer.write(encode(Drain(0)))
-        if self._session is None:
-            self._on_broken(self.index)
+        for runtime in range(self._start.runtimes):
+            if runtime not in self._sessions:
+                self._on_broken(runtime, self.index)
         try:
             await self._listen(reader)
             return await self._process.wait()
@@ -202,15 +212,22 @@ class WorkerSlot:
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while message := await read_from_worker(reader):
             if isinstance(message, Offer):
-                self._offers.put_nowait(message)
+                self._take_offer(message)
             elif isinstance(message, Broken):
-                self._on_broken(self.index)
+                self._on_broken(message.runtime, self.index)
             else:
                 self._note(message)
         self.ready = False
+        self.alive = [False] * self._start.runtimes
+
+    def _take_offer(self, offer: Offer) -> None:
+        """One that nobody waits for any more came too late."""
+        waiting = self._offers.get(offer.number)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(offer)
 
     def _note(self, status: Status) -> None:
-        self.ready = status.ready
+        self.ready, self.alive = status.ready, status.alive
         if not status.ready:
             log.info("worker not ready", extra={"fields": {"worker": self.index, "reason": status.reason}})
         self._on_change()
@@ -222,8 +239,8 @@ class Supervisor:
     Args:
         listening: the bound sockets.
         workers: processes to run.
-        runtime: how to call the runtime's control plane.
-        front_end: name in the session; empty: this host's and port's own.
+        runtimes: how to call each runtime's control plane.
+        front_end: name in the sessions; empty: this host's and port's own.
         end: how the workers are told to finish.
         on_ready: called once, when all workers are ready for the first time.
         keys: who may use the service; None: everybody.
@@ -234,7 +251,7 @@ class Supervisor:
         config: WorkerConfig,
         listening: list[Listening],
         workers: int,
-        runtime: Dial,
+        runtimes: list[Dial],
         front_end: str,
         end: Drain,
         on_ready: Callable[[], None],
@@ -248,12 +265,26 @@ class Supervisor:
         specs = [ListenerSpec(one.sock.fileno(), one.tls) for one in listening]
         counters = create(workers)
         self._counters = CounterPage(counters, workers)
-        starts = [Start(config, specs, i, workers, counters) for i in range(workers)]
+        starts = [Start(config, specs, i, workers, counters, len(runtimes)) for i in range(workers)]
         self._keys = keys
         name = front_end or f"{socket.gethostname()}:{listening[0].sock.getsockname()[1]}"
-        self._link = RuntimeLink(runtime, name[:120], workers, config.transport, self._make_offer, self._give_session)
+        identities = Identities()
+        self._links = [
+            RuntimeLink(
+                dial,
+                name[:120],
+                workers,
+                config.transport,
+                partial(self._make_offer, number),
+                self._give_session,
+                number,
+                identities,
+                partial(self._in_use, number),
+            )
+            for number, dial in enumerate(runtimes)
+        ]
         self._slots = [
-            WorkerSlot(i, start, environment, self._changed, self._counters.forget_worker, self._link.renew)
+            WorkerSlot(i, start, environment, self._changed, self._counters.forget_worker, self._renew)
             for i, start in enumerate(starts)
         ]
         self._stop = asyncio.Event()
@@ -265,19 +296,18 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal)
         tenants = asyncio.create_task(self._follow_keys())
         keepers = [asyncio.create_task(slot.keep()) for slot in self._slots]
-        link = asyncio.create_task(self._link.follow())
+        links = [asyncio.create_task(link.follow()) for link in self._links]
         stop = asyncio.create_task(self._stop.wait())
         try:
-            await asyncio.wait([link, stop], return_when=asyncio.FIRST_COMPLETED)
-            if link.done():
-                link.result()
+            await asyncio.wait([*links, stop], return_when=asyncio.FIRST_COMPLETED)
+            for link in links:
+                if link.done():
+                    link.result()
             await self._drain(keepers)
         finally:
-            stop.cancel()
-            tenants.cancel()
-            link.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await link
+            for task in (stop, tenants, *links):
+                task.cancel()
+            await asyncio.gather(*links, return_exceptions=True)
             for slot in self._slots:
                 slot.kill()
             shutil.rmtree(self._metrics, ignore_errors=True)
@@ -301,8 +331,14 @@ class Supervisor:
                 slot.kill()
         self._stop.set()
 
-    async def _make_offer(self, worker: int) -> bytes:
-        return await self._slots[worker].make_offer()
+    async def _make_offer(self, runtime: int, worker: int) -> bytes:
+        return await self._slots[worker].make_offer(runtime)
+
+    def _renew(self, runtime: int, worker: int) -> None:
+        self._links[runtime].renew(worker)
+
+    def _in_use(self, runtime: int) -> bool:
+        return any(slot.alive[runtime] for slot in self._slots)
 
     def _give_session(self, worker: int, session: Session) -> None:
         self._slots[worker].give_session(session)

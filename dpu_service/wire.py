@@ -35,17 +35,21 @@ class Start(msgspec.Struct, tag="start", frozen=True):
     workers: int
     counters: int
     """Descriptor of the counter page."""
+    runtimes: int
+    """They have numbers from 0."""
 
 
 class MakeOffer(msgspec.Struct, tag="make_offer", frozen=True):
-    """A session is about to be opened: answer with the offer of a new connector, and this number."""
+    """A session with a runtime is about to be opened: answer with the offer of a new connector, and this number."""
 
     number: int
+    runtime: int
 
 
 class Session(msgspec.Struct, tag="session", frozen=True):
-    """A session with the runtime, and the channel that is this worker's."""
+    """A session with a runtime, and the channel that is this worker's."""
 
+    runtime: int
     geometry: Geometry
     channel: int
     transport: str
@@ -54,7 +58,7 @@ class Session(msgspec.Struct, tag="session", frozen=True):
     tokenizer_files: dict[str, bytes]
 
     def __repr__(self) -> str:
-        return f"Session(epoch={self.geometry.epoch}, channel={self.channel}, redacted)"
+        return f"Session(runtime={self.runtime}, epoch={self.geometry.epoch}, channel={self.channel}, redacted)"
 
 
 class Tenants(msgspec.Struct, tag="tenants", frozen=True):
@@ -76,6 +80,8 @@ class Status(msgspec.Struct, tag="status", frozen=True):
 
     ready: bool
     reason: str
+    alive: list[bool]
+    """Of each runtime whether its device is there, ready or not."""
 
 
 class Offer(msgspec.Struct, tag="offer", frozen=True):
@@ -91,7 +97,9 @@ class Offer(msgspec.Struct, tag="offer", frozen=True):
 
 
 class Broken(msgspec.Struct, tag="broken", frozen=True):
-    """The worker lost its connection to the arena and needs a new session."""
+    """The worker lost its connection to the arena of a runtime and needs a new session."""
+
+    runtime: int
 
 
 ToWorker = Start | MakeOffer | Session | Tenants | Drain

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from blink_deploy.client import ControlClient
+from blink_deploy.devices import Runtime, device_of
 from blink_deploy.programs import Program, StartError, StopSignals, stop_all, wait_first_end, wait_ready
 from blink_deploy.usage import usage_text
 from blink_proto.dial import Dial
@@ -30,13 +31,18 @@ def up(
         str, typer.Option(help="Hugging Face folder, GGUF file or the built-in default's name.")
     ] = DEFAULT_MODEL,
     name: Annotated[str, typer.Option(help="Name that clients use for the model; default: its own.")] = "",
-    device: Annotated[str, typer.Option(help="cpu: the soft GPU. cuda: the first CUDA device.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu: the soft GPU. cuda: CUDA devices, the first ones.")] = "cpu",
+    gpus: Annotated[
+        int, typer.Option(min=1, max=64, help="Runtimes behind the one front end, each with a device of its own.")
+    ] = 1,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32; default: bfloat16 on CUDA.")] = "",
     random_weights: Annotated[bool, typer.Option(help="Measure without the weights: the folder needs none.")] = False,
     host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
     https_port: Annotated[int, typer.Option(help="0 switches HTTPS off.")] = 8443,
     http_port: Annotated[int, typer.Option(help="0 switches HTTP off.")] = 8000,
-    grpc_port: Annotated[int, typer.Option(help="Control plane, on loopback.")] = 50051,
+    grpc_port: Annotated[
+        int, typer.Option(help="Control plane, on loopback; of further runtimes the next ones.")
+    ] = 50051,
     tls_cert: Annotated[str, typer.Option(help="PEM certificate chain; default: a self-signed one.")] = "",
     tls_key: Annotated[str, typer.Option(help="PEM key of --tls-cert.")] = "",
     api_keys: Annotated[str, typer.Option(help="File of tenants and their keys; default: anybody may ask.")] = "",
@@ -47,15 +53,16 @@ def up(
     dpu_args: Annotated[str, typer.Option(help="Further options of blink-dpu (see there), in one string.")] = "",
 ) -> None:
     """Starts both programs, waits until they serve, and runs until Ctrl-C."""
-    control = f"127.0.0.1:{grpc_port}"
-    gpu = ["--device", device, "--listen", control, "--model", model, "--name", name]
+    gpu = ["--device", device, "--model", model, "--name", name]
     gpu += ["--kv-tokens", str(kv_tokens), "--grace", str(grace), "--dtype", dtype]
     gpu += [*(["--random-weights"] if random_weights else []), *shlex.split(gpu_args)]
-    dpu = ["--runtime", control, "--workers", str(workers), "--grace", str(grace)]
+    runtimes = [Runtime(f"127.0.0.1:{grpc_port + i}", gpu, device_of(device, i, gpus)) for i in range(gpus)]
+    dpu = ["--workers", str(workers), "--grace", str(grace)]
+    dpu += [word for runtime in runtimes for word in ("--runtime", runtime.control)]
     dpu += ["--https", _address(host, https_port), "--http", _address(host, http_port)]
     dpu += ["--api-keys", api_keys] if api_keys else []
     dpu += ["--tls-cert", tls_cert, "--tls-key", tls_key, *shlex.split(dpu_args)]
-    raise SystemExit(_run(gpu, dpu, control, _urls(host, https_port, http_port), grace))
+    raise SystemExit(_run(runtimes, dpu, _urls(host, https_port, http_port), grace))
 
 
 def _address(host: str, port: int) -> str:
@@ -70,17 +77,19 @@ def _urls(host: str, https_port: int, http_port: int) -> tuple[str, str]:
     return f"https://{https}" if https_port else "", f"http://{http}" if http_port else ""
 
 
-def _run(gpu: list[str], dpu: list[str], control: str, urls: tuple[str, str], grace: float) -> int:
+def _run(runtimes: list[Runtime], dpu: list[str], urls: tuple[str, str], grace: float) -> int:
     signals = StopSignals()
     programs: list[Program] = []
     try:
-        programs.append(Program.start("blink-gpu", "gpu_runtime.main", gpu))
+        for number, runtime in enumerate(runtimes):
+            programs.append(runtime.start(f"blink-gpu {number}" if len(runtimes) > 1 else "blink-gpu"))
         programs.append(Program.start("blink-dpu", "dpu_service.main", dpu))
         if wait_ready(programs, signals, START_SECONDS):
+            control = runtimes[0].control
             with ControlClient(Dial(control)) as client:
                 served = client.list_models()[0].name
             print(usage_text(served, *urls, control, guarded="--api-keys" in dpu), flush=True)
-        ended = wait_first_end(programs, signals)
+        ended = _wait_end(programs, signals)
     except StartError as error:
         console.print(f"[red]{error}")
         return 1
@@ -93,6 +102,17 @@ def _run(gpu: list[str], dpu: list[str], control: str, urls: tuple[str, str], gr
         return 0
     console.print(f"[red]{ended.name} ended with status {ended.process.returncode}; stopped")
     return 1
+
+
+def _wait_end(programs: list[Program], signals: StopSignals) -> Program | None:
+    """Until a signal (None), or the end of the front end, which is the last one, or of the last runtime."""
+    running = list(programs)
+    while True:
+        ended = wait_first_end(running, signals)
+        if ended is None or ended is programs[-1] or len(running) == 2:
+            return ended
+        running.remove(ended)
+        console.print(f"[red]{ended.name} ended with status {ended.process.returncode}; the others serve on")
 
 
 def main() -> None:

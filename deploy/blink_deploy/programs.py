@@ -30,12 +30,20 @@ class Program:
     said: bytes = field(default=b"")
 
     @classmethod
-    def start(cls, name: str, module: str, arguments: list[str]) -> Program:
-        """Starts `python -m module` in a process group of its own, so that Ctrl-C reaches only the starter."""
+    def start(cls, name: str, module: str, arguments: list[str], environment: dict[str, str] | None = None) -> Program:
+        """Starts `python -m module` in a process group of its own, so that Ctrl-C reaches only the starter.
+
+        Args:
+            environment: variables beside those of this process.
+        """
         ready, child_end = os.pipe()
         command = [sys.executable, "-m", module, *arguments, "--ready-fd", str(child_end)]
         process = subprocess.Popen(
-            command, pass_fds=(child_end,), start_new_session=True, preexec_fn=_end_with_the_starter
+            command,
+            pass_fds=(child_end,),
+            start_new_session=True,
+            preexec_fn=_end_with_the_starter,
+            env={**os.environ, **(environment or {})},
         )
         os.close(child_end)
         return cls(name, process, ready)

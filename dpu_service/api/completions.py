@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
@@ -14,15 +13,17 @@ from dpu_service.api.access import check_account, enter
 from dpu_service.api.answers import DONE, Piece, usage
 from dpu_service.api.deadline import Deadline
 from dpu_service.api.deciding import decide
-from dpu_service.api.errors import ApiError, from_sequences, internal, unavailable
+from dpu_service.api.errors import ApiError, from_sequences, internal
 from dpu_service.api.exchange import EVENT_STREAM, Exchange
 from dpu_service.api.generation import Generation
 from dpu_service.api.outflow import Outflow
-from dpu_service.api.prepare import Prepared, prepare_chat, prepare_completion
+from dpu_service.api.placing import check_ready, check_room, find, pump_for, start
+from dpu_service.api.prepare import Prepare, Prepared, prepare_chat, prepare_completion
 from dpu_service.api.ranking import best
-from dpu_service.sequences.errors import ClientGoneError, DeadlinePassedError, QueueFullError, SequencesError
+from dpu_service.runtimes import Serving
+from dpu_service.sequences.errors import ClientGoneError, DeadlinePassedError, SequencesError
 from dpu_service.sequences.inbox import Inbox
-from dpu_service.service import Service, Serving
+from dpu_service.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +32,6 @@ STREAM_HEADERS = {b"cache-control": b"no-cache", b"x-accel-buffering": b"no"}
 
 INLINE_LOGPROBS = 1000
 """Tokens with log-probabilities of an answer that is written within the event loop; each takes up to 30 µs."""
-QUEUE_FULL = "too many requests are waiting; try again later"
-
-Prepare = Callable[[Serving, bytes], Awaitable[Prepared]]
 
 
 async def completions(service: Service, exchange: Exchange) -> None:
@@ -70,9 +68,10 @@ async def _answer(service: Service, exchange: Exchange, prepare: Prepare) -> str
     exchange.when_gone(lambda: _gone(inbox, aside))
     try:
         if len(prepared.plans) > 1:
-            plan = await deadline.keep(decide(serving.pump, prepared.plans, aside))
+            pump = pump_for(service, exchange, serving, plan)
+            plan = await deadline.keep(decide(pump, prepared.plans, aside))
             prepared = replace(prepared, plans=[plan])
-        generation = Generation(serving, plan, inbox, exchange.arrived)
+        generation = start(service, exchange, serving, plan, inbox)
         exchange.notes.update(prompt_tokens=plan.prompt_tokens, stream=prepared.stream)
         try:
             deadline.watch(lambda: _give_up(generation, inbox))
@@ -107,14 +106,13 @@ def _count_for_tenant(exchange: Exchange, prompt_tokens: int, completion_tokens:
 
 async def _prepared(service: Service, exchange: Exchange, prepare: Prepare) -> tuple[Serving, Prepared]:
     """What can be refused is refused before the work of tokenising."""
-    serving = _serving(service, exchange)
+    check_ready(service, exchange)
     body = await exchange.body(service.config.max_body_bytes, service.config.body_timeout)
     check_account(exchange)
-    if serving.pump.full:
-        raise from_sequences(QueueFullError(QUEUE_FULL))
-    prepared = await prepare(serving, body)
+    check_room([one for one in service.runtimes.servings if one.pump.ready])
+    serving, prepared = await prepare(partial(find, service), body)
     exchange.forget_body()
-    _serving(service, exchange)
+    check_ready(service, exchange)
     return serving, prepared
 
 
@@ -122,14 +120,6 @@ def _give_up(generation: Generation, inbox: Inbox) -> None:
     """Also when the client is slow to read, and nobody is there to see the failure."""
     generation.cancel()
     inbox.fail(DeadlinePassedError("the client's deadline"))
-
-
-def _serving(service: Service, exchange: Exchange) -> Serving:
-    if service.draining:
-        exchange.close_after = True
-    if not service.ready or service.serving is None:
-        raise unavailable(f"not ready: {service.why_not_ready()}", "shutting_down" if service.draining else "not_ready")
-    return service.serving
 
 
 def _used(prepared: Prepared, generation: Generation) -> dict[str, int]:

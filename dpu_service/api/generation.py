@@ -13,9 +13,9 @@ from dpu_service.api.answering import Answering
 from dpu_service.api.answers import Piece
 from dpu_service.api.echo import Echo
 from dpu_service.api.logprobs import Asked
+from dpu_service.runtimes import Serving
 from dpu_service.sequences.inbox import Inbox, Listener, Tokens
 from dpu_service.sequences.pump import Running, Wanted
-from dpu_service.service import Serving
 from dpu_service.text.bundle import TextBundle
 from dpu_service.text.choice import ChoiceText, TextRules
 from dpu_service.text.places import TokenPlaces

@@ -11,7 +11,8 @@ from dpu_service import metrics
 from dpu_service.api.errors import model_not_found
 from dpu_service.api.exchange import Exchange
 from dpu_service.api.openapi import document
-from dpu_service.service import Service, Serving
+from dpu_service.runtimes import Serving
+from dpu_service.service import Service
 
 
 async def health(service: Service, exchange: Exchange) -> None:
@@ -22,7 +23,8 @@ async def health(service: Service, exchange: Exchange) -> None:
 async def ready(service: Service, exchange: Exchange) -> None:
     """GET /ready: 200 while completions are taken, else 503 and why."""
     if service.announced:
-        await exchange.reply(200, b'{"status":"ready"}')
+        unready = {"unready": unready} if (unready := service.runtimes.why_not_ready()) else {}
+        await exchange.reply(200, msgspec.json.encode({"status": "ready", **unready}))
         return
     exchange.close_after = service.draining
     body = msgspec.json.encode({"status": "not ready", "reason": service.why_not_ready()})
@@ -41,18 +43,21 @@ async def openapi(service: Service, exchange: Exchange) -> None:
 
 async def metrics_page(service: Service, exchange: Exchange) -> None:
     """GET /metrics: of all workers, and the device's telemetry."""
-    serving = service.serving
-    pump = serving.pump if serving is not None else None
-    telemetry = pump.client.telemetry() if pump is not None else None
-    silent = pump.seconds_silent if pump is not None else 0.0
     service.show_sequences()
-    page = metrics.Page(telemetry, pump is not None and pump.ready, silent)
+    page = metrics.Page([_device(service.runtimes.at(number)) for number in range(len(service.runtimes))])
     await exchange.reply(200, metrics.render(page), metrics.CONTENT_TYPE)
+
+
+def _device(serving: Serving | None) -> metrics.Device:
+    if serving is None:
+        return metrics.Device(None, False, True, 0.0)
+    pump = serving.pump
+    return metrics.Device(serving.telemetry(), pump.ready, pump.health.is_lost, pump.seconds_silent)
 
 
 async def models(service: Service, exchange: Exchange) -> None:
     """GET /v1/models."""
-    data = [_model(service.serving)] if service.serving is not None else []
+    data = [_model(one) for one in _models(service).values()]
     await exchange.reply(200, msgspec.json.encode({"object": "list", "data": data}))
 
 
@@ -62,9 +67,20 @@ async def one_model(service: Service, exchange: Exchange, name: str) -> None:
     Raises:
         ApiError: 404.
     """
-    if service.serving is None or service.serving.model.name != name:
+    serving = _models(service).get(name)
+    if serving is None:
         raise model_not_found(name)
-    await exchange.reply(200, msgspec.json.encode(_model(service.serving)))
+    await exchange.reply(200, msgspec.json.encode(_model(serving)))
+
+
+def _models(service: Service) -> dict[str, Serving]:
+    """By name; of several runtimes with one model, that with the largest window."""
+    found: dict[str, Serving] = {}
+    for one in service.runtimes.servings:
+        known = found.get(one.model.name)
+        if known is None or one.geometry.window > known.geometry.window:
+            found[one.model.name] = one
+    return found
 
 
 def _model(serving: Serving) -> dict[str, Any]:

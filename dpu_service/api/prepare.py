@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,7 +12,7 @@ from dpu_service.api.bias import read_bias
 from dpu_service.api.conversations import chat_prompts, echoed, read_conversation
 from dpu_service.api.deciding import fork
 from dpu_service.api.echo import Echo, echo_of
-from dpu_service.api.errors import bad_value, model_not_found, unsupported
+from dpu_service.api.errors import bad_value, unsupported
 from dpu_service.api.generation import Plan
 from dpu_service.api.logprobs import (
     Asked,
@@ -27,8 +28,8 @@ from dpu_service.api.requests import ChatRequest, CommonRequest, CompletionReque
 from dpu_service.api.sampling import Choices, fit_window, read_choices, read_counts, read_text_rules
 from dpu_service.api.tools import named, read_tools
 from dpu_service.api.unbuilt import refuse_unbuilt
+from dpu_service.runtimes import Serving
 from dpu_service.sequences.pump import Wanted
-from dpu_service.service import Serving
 from dpu_service.text.choice import TextRules
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -56,14 +57,17 @@ class Prepared:
         return max(self.plans, key=lambda plan: plan.prompt_tokens)
 
 
-async def prepare_completion(serving: Serving, body: bytes) -> Prepared:
-    """Checks a body of /v1/completions.
+Find = Callable[[str], Serving]
+"""By the name of a model: what serves it. Raises ApiError where nothing does."""
+Prepare = Callable[[Find, bytes], Awaitable[tuple[Serving, Prepared]]]
+"""Checks a body; also gives what it was checked by. Raises ApiError for what is wrong with it."""
 
-    Raises:
-        ApiError: what is wrong with it.
-    """
+
+async def prepare_completion(find: Find, body: bytes) -> tuple[Serving, Prepared]:
+    """For /v1/completions; see `Prepare`."""
     request = read_request(body, CompletionRequest)
-    with_usage = _check_common(serving, request)
+    serving = find(request.model)
+    with_usage = _check_common(request)
     counts = read_counts(request.n, request.best_of, request.stream, serving.pump.queue_depth)
     asked = asked_of_completion(request, serving.geometry, ranked=counts.made > counts.answered)
     choices = _choices(serving, request, counts.made, asked)
@@ -81,17 +85,14 @@ async def prepare_completion(serving: Serving, body: bytes) -> Prepared:
     naming = _naming(serving, request)
     render = partial(completion_object, naming) if asked.shown else None
     shape = CompletionShape(serving.model.name, with_usage, render, partial(prompt_object, naming))
-    return Prepared([plan], shape, bool(request.stream), with_usage)
+    return serving, Prepared([plan], shape, bool(request.stream), with_usage)
 
 
-async def prepare_chat(serving: Serving, body: bytes) -> Prepared:
-    """Checks a body of /v1/chat/completions.
-
-    Raises:
-        ApiError: what is wrong with it.
-    """
+async def prepare_chat(find: Find, body: bytes) -> tuple[Serving, Prepared]:
+    """For /v1/chat/completions; see `Prepare`."""
     request = read_request(body, ChatRequest)
-    with_usage = _check_common(serving, request)
+    serving = find(request.model)
+    with_usage = _check_common(request)
     counts = read_counts(request.n, None, request.stream, serving.pump.queue_depth)
     asked = asked_of_chat(request, serving.geometry)
     choices = _choices(serving, request, counts.made, asked)
@@ -123,7 +124,7 @@ async def prepare_chat(serving: Serving, body: bytes) -> Prepared:
     naming = _naming(serving, request)
     render = partial(chat_object, naming) if asked.shown else None
     shape = ChatShape(serving.model.name, with_usage, render, partial(prompt_object, naming), tools.call_id, echo)
-    return Prepared(plans, shape, bool(request.stream), with_usage)
+    return serving, Prepared(plans, shape, bool(request.stream), with_usage)
 
 
 def _last_tokens(prompts: list[list[int]], keep: int | None) -> list[list[int]]:
@@ -139,10 +140,8 @@ def _last_tokens(prompts: list[list[int]], keep: int | None) -> list[list[int]]:
     return [prompt[cut:] for prompt in prompts]
 
 
-def _check_common(serving: Serving, request: CommonRequest) -> bool:
-    """Model, unbuilt fields and stream options; whether usage goes into the stream."""
-    if request.model != serving.model.name:
-        raise model_not_found(request.model)
+def _check_common(request: CommonRequest) -> bool:
+    """Unbuilt fields and stream options; whether usage goes into the stream."""
     refuse_unbuilt(request)
     if request.stream_options is not None and not request.stream:
         raise bad_value("stream_options", "'stream_options' goes with 'stream': true only")

@@ -14,7 +14,8 @@ from dpu_service.api.prompts import PromptRules, read_text, read_tokens
 from dpu_service.api.requests import DetokenizeRequest, TokenizeRequest, read_request
 from dpu_service.api.tools import read_tools
 from dpu_service.api.unbuilt import refuse_unbuilt
-from dpu_service.service import Service, Serving
+from dpu_service.runtimes import Serving
+from dpu_service.service import Service
 
 DECODE_COST = 8
 """Decoding a token, in characters tokenised."""
@@ -28,10 +29,10 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
     Raises:
         ApiError: what is wrong with the request.
     """
-    serving = _serving(service)
+    _check_any(service)
     body = await _body(service, exchange)
     request = read_request(body, TokenizeRequest)
-    _check_model(serving, request.model)
+    serving = _serving(service, request.model)
     refuse_unbuilt(request)
     tokens = await _tokens(serving, request, len(body))
     answer: dict[str, Any] = {
@@ -49,9 +50,9 @@ async def detokenize(service: Service, exchange: Exchange) -> None:
     Raises:
         ApiError: what is wrong with the request.
     """
-    serving = _serving(service)
+    _check_any(service)
     request = read_request(await _body(service, exchange), DetokenizeRequest)
-    _check_model(serving, request.model)
+    serving = _serving(service, request.model)
     window = serving.geometry.window
     if len(request.tokens) > window:
         raise context_length(f"{len(request.tokens)} tokens are over the context window of {window}", "tokens")
@@ -61,19 +62,22 @@ async def detokenize(service: Service, exchange: Exchange) -> None:
     await exchange.reply(200, msgspec.json.encode({"prompt": text}))
 
 
-def _serving(service: Service) -> Serving:
-    if service.serving is None:
+def _check_any(service: Service) -> None:
+    if not service.runtimes.servings:
         raise unavailable(f"not ready: {service.why_not_ready()}", "not_ready")
-    return service.serving
+
+
+def _serving(service: Service, model: str | None) -> Serving:
+    """Of the model, or the first one there is; its device need not be ready."""
+    _check_any(service)
+    found = [one for one in service.runtimes.servings if model is None or one.model.name == model]
+    if not found:
+        raise model_not_found(model or "")
+    return found[0] if model is None else max(found, key=lambda one: one.geometry.window)
 
 
 async def _body(service: Service, exchange: Exchange) -> bytes:
     return await exchange.body(service.config.max_body_bytes, service.config.body_timeout)
-
-
-def _check_model(serving: Serving, name: str | None) -> None:
-    if name is not None and name != serving.model.name:
-        raise model_not_found(name)
 
 
 def _rules(serving: Serving, add_special: bool = True) -> PromptRules:

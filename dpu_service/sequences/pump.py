@@ -113,7 +113,11 @@ class Pump:
     @property
     def full(self) -> bool:
         """Whether not even one more sequence may wait."""
-        return self._not_started >= self.queue_depth
+        return not self.has_room(1)
+
+    def has_room(self, count: int) -> bool:
+        """Whether so many more sequences may wait."""
+        return self._not_started + count <= self.queue_depth
 
     @property
     def in_flight(self) -> int:
@@ -135,7 +139,7 @@ class Pump:
         if not self.ready:
             raise DeviceUnavailableError(f"the device is not ready ({self.describe()})")
         count = sum(len(one.samplings) for one in wanted)
-        if self._not_started + count > self.queue_depth:
+        if not self.has_room(count):
             raise QueueFullError("too many requests are waiting; try again later")
         made: list[Running] = []
         for one in wanted:

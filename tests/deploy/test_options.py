@@ -95,8 +95,8 @@ def test_values_arrive_at_the_programs() -> None:
     wanted = {
         "https": "0.0.0.0:8443", "http": "0.0.0.0:8000", "workers": 6, "tls_min_version": "1.3", "transport": "doca",
         "tls_client_ca": "/etc/blink/client-ca/ca.crt", "api_keys": "/etc/blink/keys/keys.toml", "access_log": False,
-        "tool_parser": "hermes", "runtime_ca": "/etc/blink/control/ca.crt", "runtime": "192.0.2.9.link.internal:50051",
-        "runtime_insecure": False,
+        "tool_parser": "hermes", "runtime_ca": "/etc/blink/control/ca.crt", "runtime_insecure": False,
+        "runtime": ["192.0.2.9.link.internal:50051"],
     }  # fmt: skip
     assert {name: dpu[name] for name in wanted} == wanted
 

@@ -179,7 +179,7 @@ def _play(client: ChannelClient, device: _Device) -> None:
         _check(client, news, got)
     telemetry = client.telemetry()
     HeartbeatWatch(10.0, 0.0).judge(telemetry, 1.0)
-    assert list(metrics.Page(telemetry, True, 0.0).collect())
+    assert list(metrics.Page([metrics.Device(telemetry, True, False, 0.0)]).collect())
 
 
 def _use(client: ChannelClient, device: _Device) -> None:

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from blink_proto import arena
-from dpu_service.api.errors import ApiError
-from dpu_service.api.prepare import Prepared, prepare_chat, prepare_completion
+from dpu_service.api.errors import ApiError, model_not_found
+from dpu_service.api.prepare import Find, Prepared, prepare_chat, prepare_completion
 from dpu_service.channel.geometry import Geometry
 from dpu_service.channel.rings import submit_payload
 from dpu_service.config import ModelInfo
+from dpu_service.runtimes import Serving
 from dpu_service.sequences.pump import Pump, Wanted
-from dpu_service.service import Serving
 from dpu_service.text.bundle import TextBundle
 from dpu_service.text.encoder import TextEncoder
 from tests import tiny_text
@@ -55,7 +55,8 @@ def refusal(data: bytes) -> str | None:
 
 def _prepare(data: bytes) -> Prepared:
     prepare = prepare_chat if data[:1] == CHAT else prepare_completion
-    return _loop().run_until_complete(prepare(_serving(), data[1:]))
+    _, prepared = _loop().run_until_complete(prepare(served(_serving()), data[1:]))
+    return prepared
 
 
 def fit_for_client(error: ApiError) -> None:
@@ -106,6 +107,17 @@ def _serving() -> Serving:
     info = ModelInfo(name=MODEL, architecture="none", parameters=1, loaded_unix_seconds=1, dtype="none")
     encoder = TextEncoder(TextBundle(tiny_text.files()), WINDOW)
     return Serving(info, geometry(), encoder, cast(Pump, SimpleNamespace(queue_depth=QUEUE_DEPTH)))
+
+
+def served(serving: Serving) -> Find:
+    """As a worker finds its models: this is the only one."""
+
+    def find(name: str) -> Serving:
+        if name != serving.model.name:
+            raise model_not_found(name)
+        return serving
+
+    return find
 
 
 def geometry() -> Geometry:

@@ -16,8 +16,8 @@ import pytest
 from dpu_service.api.errors import ApiError
 from dpu_service.api.prepare import prepare_chat
 from dpu_service.config import ModelInfo
+from dpu_service.runtimes import Serving
 from dpu_service.sequences.pump import Pump
-from dpu_service.service import Serving
 from dpu_service.text.bundle import TextBundle
 from dpu_service.text.encoder import TextEncoder
 from tests import chat_templates
@@ -135,7 +135,7 @@ def test_chat_requests_that_are_nearly_right(template: str) -> None:
             for _ in range(chance.randint(0, 3)):
                 get_wrong(body, chance)
             try:
-                runner.run(prepare_chat(serving(template), json.dumps(body).encode()))
+                runner.run(prepare_chat(request_target.served(serving(template)), json.dumps(body).encode()))
             except ApiError as error:
                 request_target.fit_for_client(error)
             else:

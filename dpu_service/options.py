@@ -44,9 +44,9 @@ class Runtimes:
     rdma_address: Annotated[
         str, Option(help="Its IP address; so you declare that network private: payload crosses it as plaintext.")
     ] = ""
-    verbs_binding: Annotated[
-        str, Option(help=f"Package for --transport verbs: {', '.join(BINDING_CHOICES)}.")
-    ] = ANY_BINDING
+    verbs_binding: Annotated[str, Option(help=f"Package for --transport verbs: {', '.join(BINDING_CHOICES)}.")] = (
+        ANY_BINDING
+    )
     device_timeout: Annotated[float, Option(min=1, help="Seconds of silence that mean a lost device.")] = 10.0
 
 

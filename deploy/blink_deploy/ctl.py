@@ -21,12 +21,14 @@ from rich.table import Table
 
 from blink_deploy import certs
 from blink_deploy.client import DEADLINE_SECONDS, ControlClient
+from blink_deploy.doctor.command import doctor
 from blink_deploy.output import REFUSED, USAGE, Output, as_dict, errors, explain, flush, say_error, show
 from blink_proto import control_pb2
 from blink_proto.dial import Dial, DialError
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_show_locals=False)
 app.add_typer(certs.app, name="certs")
+app.command()(doctor)
 
 INTERRUPTED = 130
 Grace = Annotated[int, typer.Option(min=0, max=3600, help="Seconds for running sequences to finish.")]

@@ -1,0 +1,1 @@
+"""`blinkctl doctor`: whether a machine can serve, check by check, with what was seen and what to do."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -70,6 +70,13 @@ class Guard(Interceptor):
 
     def __init__(self, audit: Audit) -> None:
         self._audit = audit
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Ends every stream with UNAVAILABLE, in order. A stopping gRPC server would cancel their handlers instead, and
+        print a traceback for each.
+        """
+        self._stopping.set()
 
     async def intercept_service(
         self,
@@ -97,12 +104,12 @@ class Guard(Interceptor):
             caller = caller_of(context.auth_context(), context.peer())
             refused = refusal(method, caller)
             if refused is None and method not in AUDITED:
-                return await _run(call, request, context, streams=streams)
+                return await self._run(call(request, context), context, streams=streams)
             entry, outcome = Entry(method.rpartition("/")[2], caller, None if refused else request), "OK"
             try:
                 if refused is not None:
                     await context.abort(*refused)
-                return await _run(call, request, context, streams=streams)
+                return await self._run(call(request, context), context, streams=streams)
             except BaseException as error:
                 outcome = _outcome(context, error)
                 raise
@@ -111,17 +118,31 @@ class Guard(Interceptor):
 
         return guarded
 
+    async def _run(self, answer: Any, context: Context, *, streams: bool) -> Any:
+        if not streams:
+            return await answer
+        writing = asyncio.create_task(_write(answer, context))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({writing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                return await writing
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the runtime is ending")
+        finally:
+            stopping.cancel()
+            writing.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await writing
 
-async def _run(call: Callable[[Any, Context], Any], request: Any, context: Context, *, streams: bool) -> Any:
+
+async def _write(answer: Any, context: Context) -> None:
     """Handlers of streams yield their messages or write them themselves."""
-    answer = call(request, context)
-    if not streams or not hasattr(answer, "__aiter__"):
-        return await answer
-    messages: AsyncIterator[Any] = answer
-    async with aclosing(messages) as given:  # type: ignore[type-var]
-        async for message in given:
+    if not hasattr(answer, "__aiter__"):
+        await answer
+        return
+    async with aclosing(answer) as messages:
+        async for message in messages:
             await context.write(message)
-    return None
 
 
 async def _nothing(request: Any, context: Context) -> None:

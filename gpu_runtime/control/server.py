@@ -48,6 +48,7 @@ class ControlServer:
     server: Any
     port: int
     checks: Any
+    guard: Guard
     followers: list[asyncio.Task[None]]
 
     async def stop(self) -> None:
@@ -57,6 +58,7 @@ class ControlServer:
             with contextlib.suppress(asyncio.CancelledError):
                 await follower
         await self.checks.enter_graceful_shutdown()
+        self.guard.stop()
         await self.server.stop(grace=1.0)
 
 
@@ -89,7 +91,8 @@ async def start_server(runtime: Runtime, listen: Listen) -> ControlServer:
         AddressError: the address is taken or malformed.
     """
     tls, audit = check_listen(listen)
-    server = grpc.aio.server(interceptors=[Guard(audit)], options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
+    guard = Guard(audit)
+    server = grpc.aio.server(interceptors=[guard], options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
     add_ControlServicer_to_server(ControlService(runtime), server)
     checks = make_health()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -100,7 +103,7 @@ async def start_server(runtime: Runtime, listen: Listen) -> ControlServer:
     followers = [asyncio.create_task(follow_health(runtime, checks))]
     if tls is not None:
         followers.append(asyncio.create_task(tls.follow()))
-    return ControlServer(server, port, checks, followers)
+    return ControlServer(server, port, checks, guard, followers)
 
 
 def _bind(server: Any, address: str, tls: ServerTls | None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import signal
 import ssl
 import subprocess
@@ -153,6 +154,28 @@ def test_a_watcher_notices_a_runtime_that_hangs(idle: SecureRuntime) -> None:
         assert time.monotonic() - began < 10
 
 
+def test_who_watches_is_told_that_the_runtime_ends(tmp_path: Path) -> None:
+    """Every kind of stream ends with a status, and the runtime's log says nothing of cancelled calls."""
+    with secure_runtime(make_certificates(tmp_path / "certs"), tmp_path) as runtime:
+        channel = runtime.channel(READER)
+        streams = [ControlStub(channel).WatchState(control_pb2.WatchStateRequest(), timeout=30) for _ in range(3)]
+        streams.append(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=30))
+        for stream in streams:
+            next(stream)
+        runtime.process.send_signal(signal.SIGTERM)
+        for stream in streams:
+            with pytest.raises(grpc.RpcError) as end:
+                list(stream)
+            assert (end.value.code(), end.value.details()) == (
+                grpc.StatusCode.UNAVAILABLE,
+                "the runtime is ending",
+            )
+        assert runtime.process.wait(20) == 0
+        channel.close()
+    log = (tmp_path / "runtime.log").read_text()
+    assert not re.search("Traceback|Cancelled", log), log
+
+
 def test_completion() -> None:
     """What a shell asks for when somebody presses the tab key."""
 
@@ -167,7 +190,7 @@ def test_completion() -> None:
         ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
         return set(ran.stdout.split())
 
-    assert offered("d") == {"drain"}
+    assert offered("dr") == {"drain"}
     assert offered("") >= {
         "status",
         "list",
@@ -179,6 +202,7 @@ def test_completion() -> None:
         "watch",
         "health",
         "certs",
+        "doctor",
     }
     assert offered("certs ") == {"init", "renew", "show"}
     assert "--replace" in offered("load --re")

@@ -14,7 +14,7 @@ from blink_deploy.client import ControlClient
 from blink_deploy.doctor.probe import Probe
 from blink_deploy.doctor.report import Finding, fail, ok, skip, warn, worst
 from blink_deploy.doctor.site import Part, Site
-from blink_proto import arena, control_pb2
+from blink_proto import control_pb2
 from blink_proto.dial import Dial, DialError
 from blink_proto.roles import Role, role_of
 
@@ -155,6 +155,8 @@ def _no_answer(site: Site, error: grpc.RpcError) -> Finding:
 
 def _compare(info: control_pb2.GetServerInfoResponse) -> Finding:
     """What the runtime says of itself against what this version knows."""
+    from blink_proto import arena  # brings numpy, which other commands do not need
+
     seen = f"blink-gpu {info.version}, layout {info.layout_hash:016x}"
     if (info.arena_version, info.layout_hash) != (arena.VERSION, arena.LAYOUT_HASH):
         todo = f"this version knows {arena.LAYOUT_HASH:016x}: install the same version on both sides"

@@ -1,7 +1,7 @@
 # The front end, for the Arm cores of a DPU:
 #   docker buildx build --platform linux/arm64 -f deploy/images/dpu.Dockerfile -t blink-dpu:0.1.0 .
-# BASE should name a digest; README.md here says how to find it.
-ARG BASE=docker.io/library/python:3.12.12-slim-bookworm
+# The digest is of the tag's index for all architectures; README.md here says where it is from.
+ARG BASE=docker.io/library/python:3.12.12-slim-bookworm@sha256:593bd06efe90efa80dc4eee3948be7c0fde4134606dd40d8dd8dbcade98e669c
 
 FROM ${BASE} AS build
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]

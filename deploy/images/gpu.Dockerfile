@@ -1,8 +1,8 @@
 # The GPU runtime, and both programs for one machine:
 #   docker buildx build --platform linux/amd64 -f deploy/images/gpu.Dockerfile -t blink-gpu:0.1.0 .
 # There is no CUDA toolkit in it: the libraries are Python packages, the driver comes with the container runtime.
-# BASE should name a digest; README.md here says how to find it.
-ARG BASE=docker.io/library/python:3.12.12-slim-bookworm
+# The digest is of the tag's index for all architectures; README.md here says where it is from.
+ARG BASE=docker.io/library/python:3.12.12-slim-bookworm@sha256:593bd06efe90efa80dc4eee3948be7c0fde4134606dd40d8dd8dbcade98e669c
 
 FROM ${BASE} AS build
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]

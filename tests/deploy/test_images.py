@@ -51,9 +51,9 @@ def test_the_linter_finds_nothing() -> None:
 
 
 @EVERY
-def test_bases_have_exact_versions(path: Path) -> None:
+def test_bases_are_named_by_version_and_digest(path: Path) -> None:
     (base,) = [line for line in instructions(path) if line.startswith("ARG BASE=")]
-    assert re.search(r":\d+\.\d+\.\d+-slim-bookworm$", base)
+    assert re.search(r":\d+\.\d+\.\d+-slim-bookworm@sha256:[0-9a-f]{64}$", base)
     assert all(re.match(r"FROM \$\{BASE\}( AS build)?$", stage[0]) for stage in stages(path))
 
 
@@ -92,6 +92,17 @@ def test_the_user_is_the_charts(path: Path) -> None:
     assert "10001:10001" in path.read_text()
     for chart in ("blink-gpu/templates/statefulset.yaml", "blink-dpu/templates/daemonset.yaml"):
         assert "ternary 0 10001 $asRoot" in (DEPLOY / "charts" / chart).read_text()
+
+
+@pytest.mark.skipif("BLINK_TEST_IMAGES" not in os.environ, reason="BLINK_TEST_IMAGES is not set: it builds for minutes")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("image", ["dpu", "gpu"])
+def test_images_can_be_built(image: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Every step of the Dockerfile, on another base. As root, with Debian's buildah, crun and debootstrap."""
+    folder = os.environ["BLINK_TEST_IMAGES"] or str(tmp_path_factory.getbasetemp() / "images")
+    done = subprocess.run([IMAGES / "rehearse", image, folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.endswith(f"blink-{image}: built and looked at\n")
 
 
 def locked(name: str) -> dict[str, str]:

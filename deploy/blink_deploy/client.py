@@ -90,7 +90,12 @@ class ControlClient:
         """Takes submissions again."""
         self._stub.Drain(control_pb2.DrainRequest(resume=True), timeout=self._timeout)
 
-    def watch(self, timeout: float | None = None) -> Iterator[control_pb2.State]:
-        """The present state, then every change, for so many seconds (None: as long as the runtime is there)."""
-        states: Iterator[control_pb2.State] = self._stub.WatchState(control_pb2.WatchStateRequest(), timeout=timeout)
+    def watch(self, timeout: float | None = None, every: float = 0.0) -> Iterator[control_pb2.State]:
+        """The present state, then every change, for so many seconds (None: as long as the runtime is there).
+
+        Args:
+            every: seconds after which a state comes without a change, with what the device counts; 0: never.
+        """
+        request = control_pb2.WatchStateRequest(every_milliseconds=round(every * 1000))
+        states: Iterator[control_pb2.State] = self._stub.WatchState(request, timeout=timeout)
         return states

@@ -6,7 +6,6 @@ Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 the runtime cannot be
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,9 @@ from rich.table import Table
 from blink_deploy import certs
 from blink_deploy.client import DEADLINE_SECONDS, ControlClient
 from blink_deploy.doctor.command import doctor
-from blink_deploy.output import REFUSED, USAGE, Output, as_dict, errors, explain, flush, say_error, show
+from blink_deploy.output import REFUSED, USAGE, Output, as_dict, errors, explain, say_error, show
+from blink_deploy.watching.command import Follower, shown
+from blink_deploy.watching.scrape import Metrics
 from blink_proto import control_pb2
 from blink_proto.dial import Dial, DialError
 
@@ -222,15 +223,28 @@ def resume(context: typer.Context) -> None:
 def watch(
     context: typer.Context,
     seconds: Annotated[float, typer.Option(min=0, help="End after so long; 0: go on until Ctrl-C.")] = 0.0,
+    interval: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds between two looks at the device; 0: changes of state only, as in JSON."),
+    ] = None,
+    metrics_url: Annotated[
+        str, typer.Option(envvar="BLINK_METRICS_URL", help="A front end's /metrics, for latencies and its queue.")
+    ] = "",
+    metrics_ca: Annotated[str, typer.Option(help="PEM authorities of its certificate; default: the system's.")] = "",
+    metrics_key_file: Annotated[str, typer.Option(help="File with an API key that may read metrics.")] = "",
 ) -> None:
-    """Prints the state, and every change of it; in JSON one object a line."""
+    """Shows rates, queue, KV use and latencies: in a terminal in place, else line by line, in JSON an object a line."""
+    if metrics_url and not metrics_url.startswith(("http://", "https://")):
+        raise typer.BadParameter("--metrics-url begins with http:// or https://")
+    output: Output = context.obj.output
+    usual = 0.0 if output is Output.JSON and not metrics_url else 1.0
+    every = usual if interval is None else interval
+    follower = Follower(Metrics(metrics_url, metrics_ca, metrics_key_file) if metrics_url else None)
     deadline = time.monotonic() + seconds
-    with connected(context) as client:
+    with connected(context) as client, shown(output, follower, measured=every > 0) as show_state:
         try:
-            for state in client.watch(seconds or None):
-                text = f"epoch {state.epoch}  {phase_name(state)}  {state.model}  {state.detail}".rstrip()
-                print(json.dumps(as_dict(state)) if context.obj.output is Output.JSON else text)
-                flush()
+            for state in client.watch(seconds or None, every):
+                show_state(state)
         except grpc.RpcError as error:
             if not (seconds and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and time.monotonic() > deadline - 1):
                 raise

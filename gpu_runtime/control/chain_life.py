@@ -100,6 +100,12 @@ class ChainLife:
         idle = int(page["running"]) + int(page["waiting"]) == 0
         return int(page["state"]) == arena.DeviceState.DRAINING and idle
 
+    def telemetry(self) -> control_pb2.Telemetry:
+        """What the device counts, now."""
+        page = self.arena.telemetry[0]
+        names = control_pb2.Telemetry.DESCRIPTOR.fields_by_name
+        return control_pb2.Telemetry(**{name: int(page[name]) for name in names})
+
     def resume(self) -> None:
         """Takes submissions again."""
         self.chain.mailbox.command = layout.Command.RUN

@@ -47,6 +47,14 @@ class Runtime:
         """What is loaded."""
         return [] if self._life is None else [self._life.model]
 
+    def measured(self, state: control_pb2.State) -> control_pb2.State:
+        """A state with what the present chain's device counts, if it is of that chain."""
+        made = control_pb2.State()
+        made.CopyFrom(state)
+        if self._life is not None and self._life.number == state.life:
+            made.telemetry.CopyFrom(self._life.telemetry())
+        return made
+
     async def load(
         self, source: str, name: str, progress: Progress, *, replace_grace: float | None = None
     ) -> control_pb2.Model:

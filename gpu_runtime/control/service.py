@@ -25,6 +25,8 @@ else:
 
 CHUNK_BYTES = 1 << 20
 MAX_GRACE_SECONDS = 3600
+LEAST_MILLISECONDS = 100
+"""Between two states that a watcher asks for."""
 
 
 @dataclass(frozen=True)
@@ -153,9 +155,11 @@ class ControlService(ControlServicer):
     async def WatchState(
         self, request: control_pb2.WatchStateRequest, context: Context
     ) -> AsyncIterator[control_pb2.State]:
-        """The present state, then every change."""
-        async for state in self._runtime.watch.follow():
-            yield state
+        """The present state, then every change, and as often as asked what the device counts."""
+        asked = request.every_milliseconds
+        every = max(asked, LEAST_MILLISECONDS) / 1000 if asked else None
+        async for state in self._runtime.watch.follow(every):
+            yield self._runtime.measured(state) if asked else state
 
     async def _folder_of(self, model: str) -> Path:
         if model not in [loaded.name for loaded in self._runtime.models()]:

@@ -37,15 +37,30 @@ class Watch:
         for watcher in self._watchers:
             watcher.put(self.state)
 
-    async def follow(self) -> AsyncIterator[control_pb2.State]:
-        """The present state, then every later one; who is too slow misses some of those between, never the latest."""
+    async def follow(self, every: float | None = None) -> AsyncIterator[control_pb2.State]:
+        """The present state, then every later one; who is too slow misses some of those between, never the latest.
+
+        Args:
+            every: seconds without a change after which the present state comes again; None: never.
+        """
         watcher = _Watcher(self.state)
         self._watchers.add(watcher)
         try:
             while True:
-                await watcher.news.wait()
+                if not await _is_set(watcher.news, every):
+                    yield self.state
+                    continue
                 yield watcher.waiting.popleft()
                 if not watcher.waiting:
                     watcher.news.clear()
         finally:
             self._watchers.discard(watcher)
+
+
+async def _is_set(event: asyncio.Event, seconds: float | None) -> bool:
+    """Waits so long for it."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False

@@ -23,18 +23,50 @@ PHASE_DRAINING: Phase
 PHASE_FAILED: Phase
 
 class State(_message.Message):
-    __slots__ = ("phase", "epoch", "model", "detail", "life")
+    __slots__ = ("phase", "epoch", "model", "detail", "life", "telemetry")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
+    TELEMETRY_FIELD_NUMBER: _ClassVar[int]
     phase: Phase
     epoch: int
     model: str
     detail: str
     life: int
-    def __init__(self, phase: _Optional[_Union[Phase, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., detail: _Optional[str] = ..., life: _Optional[int] = ...) -> None: ...
+    telemetry: Telemetry
+    def __init__(self, phase: _Optional[_Union[Phase, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., detail: _Optional[str] = ..., life: _Optional[int] = ..., telemetry: _Optional[_Union[Telemetry, _Mapping]] = ...) -> None: ...
+
+class Telemetry(_message.Message):
+    __slots__ = ("steps", "running", "waiting", "blocks_total", "blocks_used", "prompt_tokens", "generated_tokens", "finished_stop", "finished_length", "finished_cancelled", "finished_error", "rejected", "step_tokens")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_STOP_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_ERROR_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    running: int
+    waiting: int
+    blocks_total: int
+    blocks_used: int
+    prompt_tokens: int
+    generated_tokens: int
+    finished_stop: int
+    finished_length: int
+    finished_cancelled: int
+    finished_error: int
+    rejected: int
+    step_tokens: int
+    def __init__(self, steps: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., finished_stop: _Optional[int] = ..., finished_length: _Optional[int] = ..., finished_cancelled: _Optional[int] = ..., finished_error: _Optional[int] = ..., rejected: _Optional[int] = ..., step_tokens: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "architecture", "vocab_size", "max_model_tokens", "max_sequence_tokens", "eos_token_ids", "parameters", "loaded_unix_seconds", "dtype")
@@ -241,5 +273,7 @@ class DrainResponse(_message.Message):
     def __init__(self, drained: _Optional[bool] = ...) -> None: ...
 
 class WatchStateRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("every_milliseconds",)
+    EVERY_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    every_milliseconds: int
+    def __init__(self, every_milliseconds: _Optional[int] = ...) -> None: ...

@@ -156,8 +156,8 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchState(self, request, context):
-        """The present state at once, then one message for every change. Who takes them too slowly misses some of those
-        between, never the latest.
+        """The present state at once, then one message for every change, and as often as is asked for one with what the device
+        counts. Who takes them too slowly misses some of those between, never the latest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

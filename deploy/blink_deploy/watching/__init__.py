@@ -1,0 +1,1 @@
+"""`blinkctl watch`: rates, queue, KV use and latencies as they go."""

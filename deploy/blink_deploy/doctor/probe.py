@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from blink_deploy.doctor.clock import Clock, read_clock
 from blink_deploy.doctor.cuda import Gpus, read_gpus
@@ -131,18 +132,34 @@ def doca_version(folder: str | None) -> str:
         raise UnknownError(str(error)) from error
 
 
-def verbs_devices() -> list[str]:
-    """The devices that the verbs transport's binding sees.
+def verbs_devices(binding: str) -> list[str]:
+    """The devices that a binding of the verbs transport sees.
 
     Raises:
         UnknownError: the package or the library is missing, or the kernel has no verbs.
     """
-    from blink_proto.rdma.binding import RdmaError, ibverbs
+    from blink_proto.rdma.binding import RdmaError
 
     try:
-        return [device.name for device in ibverbs().get_device_list()]
-    except (RdmaError, OSError) as error:
+        return [_name(device.name) for device in _listed(binding)]
+    except RdmaError as error:
         raise UnknownError(str(error)) from error
+    except Exception as error:  # pyverbs' own errors have no common base but this
+        raise UnknownError(f"{binding} lists no devices ({error})") from error
+
+
+def _listed(binding: str) -> list[Any]:
+    if binding == "ibverbs":
+        from blink_proto.rdma.with_ibverbs import ibverbs
+
+        return list(ibverbs().get_device_list())
+    from blink_proto.rdma.pyverbs_package import load_pyverbs
+
+    return list(load_pyverbs().device.get_device_list())
+
+
+def _name(name: str | bytes) -> str:
+    return name.decode(errors="replace") if isinstance(name, bytes) else name
 
 
 @dataclass(frozen=True)
@@ -161,4 +178,4 @@ class Probe:
     gpus: Callable[[], Gpus] = read_gpus
     boards: Callable[[], list[Board]] = read_boards
     doca: Callable[[str | None], str] = doca_version
-    verbs: Callable[[], list[str]] = verbs_devices
+    verbs: Callable[[str], list[str]] = verbs_devices

@@ -9,6 +9,7 @@ from blink_deploy.doctor.errors import UnknownError
 from blink_deploy.doctor.probe import Files, Probe
 from blink_deploy.doctor.report import Finding, fail, ok, skip, warn, worst
 from blink_deploy.doctor.site import Site, Transport
+from blink_proto.rdma.binding import BINDINGS
 
 FOLDER = "/sys/class/infiniband"
 LARGE_MTU = 4200
@@ -136,16 +137,23 @@ def files(probe: Probe, site: Site) -> Finding:
 
 
 def verbs(probe: Probe, site: Site) -> Finding:
-    """The binding of the verbs transport."""
-    try:
-        names = probe.verbs()
-    except UnknownError as error:
-        if site.transport is not Transport.VERBS:
-            return skip(f"{error}; --transport {site.transport} needs none")
-        return fail(str(error), "pip install 'blink-serving[rdma]'; apt-get install libibverbs1 ibverbs-providers")
-    if not names and site.transport is Transport.VERBS:
-        return fail("the binding works and sees no device", "see rdma-devices; the provider's library may be missing")
-    return ok(f"the binding sees {', '.join(names) or 'no device'}")
+    """The bindings of the verbs transport: one of them must see a device."""
+    seen, missing = {}, {}
+    for binding in BINDINGS:
+        try:
+            seen[binding] = probe.verbs(binding)
+        except UnknownError as error:
+            missing[binding] = str(error)
+    said = [f"{binding} sees {', '.join(names) or 'no device'}" for binding, names in seen.items()]
+    said += [f"no {binding}: {reason}" for binding, reason in missing.items()]
+    if any(seen.values()):
+        return ok("; ".join(said))
+    if site.transport is not Transport.VERBS:
+        return skip(f"{'; '.join(said)}; --transport {site.transport} needs none")
+    if seen:
+        return fail("; ".join(said), "see rdma-devices; the provider's library (ibverbs-providers) may be missing")
+    todo = "pip install 'blink-serving[rdma]' with Debian's libibverbs1 and ibverbs-providers, or python3-pyverbs"
+    return fail("; ".join(said), todo)
 
 
 def doca(probe: Probe, site: Site) -> Finding:

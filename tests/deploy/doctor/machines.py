@@ -143,7 +143,7 @@ def healthy(root: Path, **changes: Any) -> Probe:
         "gpus": lambda: Gpus((13, 0), [Gpu("H200", GPU, HOPPER)]),
         "boards": lambda: [Board("H200", 256 << 30, True, 1980, 1980, 0)],
         "doca": lambda folder: "3.3.0109",
-        "verbs": lambda: ["mlx5_0"],
+        "verbs": lambda binding: ["mlx5_0"],
     }
     return Probe(**facts | changes)
 

@@ -198,6 +198,21 @@ def test_files_of_devices(tmp_path: Path) -> None:
     assert rdma.files(healthy(rdma_device(tmp_path)), site()) == Finding(OK, "uverbs0")
 
 
+def test_one_binding_that_sees_a_device_will_do(tmp_path: Path) -> None:
+    def look(ibverbs: list[str] | None, pyverbs: list[str] | None) -> Finding:
+        def verbs(binding: str) -> list[str]:
+            found = {"ibverbs": ibverbs, "pyverbs": pyverbs}[binding]
+            return unknown("is not installed")() if found is None else found
+
+        return rdma.verbs(healthy(tmp_path, verbs=verbs), site())
+
+    assert look(["mlx5_0"], None) == Finding(OK, "ibverbs sees mlx5_0; no pyverbs: is not installed")
+    assert look([], ["mlx5_1"]).result is OK
+    assert look([], None).result is FAIL
+    assert "rdma-devices" in look([], []).todo
+    assert "pip install" in look(None, None).todo
+
+
 @pytest.mark.parametrize(
     ("check", "own", "fact"), [(rdma.verbs, Transport.VERBS, "verbs"), (rdma.doca, Transport.DOCA, "doca")]
 )

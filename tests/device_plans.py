@@ -156,6 +156,7 @@ class HandPlanner:
             "history": np.zeros((slots, self.sizes.columns * BLOCK_TOKENS), np.uint32),
             "extras": np.zeros(slots, layout.SampleExtras),
             "bias": np.zeros((slots, arena.MAX_BIAS), layout.BiasEntry),
+            "bans": np.zeros((slots, arena.MAX_BAN_WORDS), layout.BanToken),
             "logprobs": np.zeros(rows, layout.RowLogprobs),
         }
 

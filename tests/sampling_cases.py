@@ -16,11 +16,12 @@ from gpu_runtime.scheduler import layout
 
 @dataclass
 class Cases:
-    """One row of logits for each row to sample; row r belongs to slot r."""
+    """One row of logits for each row to sample; row r belongs to slot r. `banned`: the sequences in its bans."""
 
     logits: torch.Tensor
     rows: NDArray[np.void]
     slots: Slots
+    banned: list[list[list[int]]]
     logprobs: NDArray[np.void] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,12 +56,26 @@ WAYS: list[dict[str, Any]] = [
     {"temperature": 1, "logprobs": 1},
     {"temperature": 0, "logprobs": 21},
     {"temperature": 1, "logprobs": 6, "bias": 30, "presence_penalty": 2, "masked": True},
+    {"temperature": 0, "bans": 3},
+    {"temperature": 1, "bans": 1000},
+    {"temperature": 1, "bans": 2, "bias": 12, "allow_only": 1},
+    {"temperature": 0.7, "bans": 40, "masked": True, "frequency_penalty": 0.3, "logprobs": 3},
     {"known": True, "logprobs": 1},
     {"known": True, "logprobs": 6, "temperature": 1, "top_p": 0.5},
 ]
-"""Fields of SampleRow and SampleExtras; `bias`: number of entries; `masked`: with MASK_STOPS; `known`: with KNOWN."""
+"""Fields of SampleRow and SampleExtras; `bias`: number of entries; `bans`: of sequences; `masked`: with MASK_STOPS; `known`: with KNOWN."""
 
 EXTRAS = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "allow_only")
+
+
+def empty_slots(count: int, window: int) -> Slots:
+    """Nothing but zeros."""
+    return Slots(
+        np.zeros((count, window), np.uint32),
+        np.zeros(count, layout.SampleExtras),
+        np.zeros((count, arena.MAX_BIAS), layout.BiasEntry),
+        np.zeros((count, arena.MAX_BAN_WORDS), layout.BanToken),
+    )
 
 
 def cases(logits: torch.Tensor, ways: list[dict[str, Any]], seed: int = 0) -> Cases:
@@ -68,16 +83,42 @@ def cases(logits: torch.Tensor, ways: list[dict[str, Any]], seed: int = 0) -> Ca
     rng = np.random.default_rng(seed)
     count, vocabulary = logits.shape
     rows = np.zeros(count, layout.SampleRow)
-    slots = Slots(
-        rng.integers(0, vocabulary, (count, 256), np.uint32),
-        np.zeros(count, layout.SampleExtras),
-        np.zeros((count, arena.MAX_BIAS), layout.BiasEntry),
-    )
+    slots = empty_slots(count, 256)
+    slots.history[:] = rng.integers(0, vocabulary, (count, 256), np.uint32)
+    banned = []
     slots.history[:, ::3] = slots.history[:, :1]  # one token over and over
     for r in range(count):
         _fill(rows[r], slots, r, {**PLAIN, **ways[r % len(ways)]}, rng, vocabulary)
         slots.extras[r]["stop_tokens"][0] = logits[r].argmax()  # else it makes no difference whether it is masked
-    return Cases(logits, rows, slots)
+        banned.append(_banned(rows[r], slots, logits[r], int(ways[r % len(ways)].get("bans", 0)), rng))
+        write_bans(slots, r, banned[-1])
+    return Cases(logits, rows, slots, banned)
+
+
+def write_bans(slots: Slots, slot: int, banned: list[list[int]]) -> None:
+    """The slot's row of bans: a place for each length, then the tokens with the number of those behind."""
+    words = [word for tokens in banned for word in [(2**32 - 1, 0), *zip(tokens, reversed(range(len(tokens))))]]
+    slots.extras[slot]["ban_words"] = len(words)
+    slots.bans[slot, : len(words)] = words
+
+
+def _banned(row: np.void, slots: Slots, logits: torch.Tensor, count: int, rng: np.random.Generator) -> list[list[int]]:
+    """Sequences that end in one of the best tokens, as many as there is room for: those before it are in turn the last
+    ones of the history, which may reach into the prompt, the same but for one, and the whole answer."""
+    slot, end, vocabulary = int(row["slot"]), int(row["position"]), len(logits)
+    best = logits.topk(min(3, vocabulary)).indices.tolist()
+    made: list[list[int]] = []
+    for k in range(count):
+        length = min(end, int(rng.integers(1, 9)))
+        start = int(slots.extras[slot]["prompt_tokens"]) if k % 3 == 2 else end - length
+        tokens = slots.history[slot, start:end].tolist()
+        if k % 3 == 1:
+            at = rng.integers(len(tokens))
+            tokens[at] = (tokens[at] + 1) % vocabulary
+        tokens.append(best[k % 7 % len(best)])
+        if sum(map(len, made)) + len(made) + len(tokens) < arena.MAX_BAN_WORDS:
+            made.append(tokens)
+    return made
 
 
 def _fill(
@@ -93,7 +134,7 @@ def _fill(
     row["logprobs"] = min(int(row["logprobs"]), vocabulary + 1)
     for name in EXTRAS:
         extras[name] = way.get(name, extras[name])
-    if any(name in way for name in (*EXTRAS, "bias", "masked")):
+    if any(name in way for name in (*EXTRAS, "bias", "bans", "masked")):
         row["flags"] = layout.RowFlag.EXTRAS
     extras["stop_count"], extras["stop_tokens"][:2] = 2, rng.choice(vocabulary, 2)
     if way.get("masked"):

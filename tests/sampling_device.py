@@ -40,6 +40,7 @@ class OnDevice:
                 words(made.slots.history),
                 words(made.slots.extras),
                 words(made.slots.bias),
+                words(made.slots.bans),
                 words(np.zeros(self.count, layout.RowLogprobs)),
             ),
         )

@@ -81,6 +81,7 @@ class DeviceScheduler:
             "history": (sequences, window),
             "extras": (sequences, words_of(layout.SampleExtras.itemsize)),
             "bias": (sequences, arena.MAX_BIAS * words_of(layout.BiasEntry.itemsize)),
+            "bans": (sequences, arena.MAX_BAN_WORDS * words_of(layout.BanToken.itemsize)),
             "sampled_logprobs": (int(config["max_running"]), words_of(layout.RowLogprobs.itemsize)),
         }
         return SamplingSlots(*(self._memory.tensor(addresses[name], shape) for name, shape in shapes.items()))

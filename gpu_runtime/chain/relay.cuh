@@ -51,7 +51,8 @@ __device__ inline void pull_heap(const State& state, const layout::ChainBoard& b
 __device__ inline uint64_t heap_tokens_of(const State& state, const arena::SubmitRecord& record) {
   if (check_submission(state, record) != arena::ErrorCode::NONE) return 0;
   if (check_late(state, record) != arena::ErrorCode::NONE) return record.prompt_tokens;
-  return record.prompt_tokens + uint64_t{record.bias_count} * 2;
+  const uint32_t bans = bans_are_sane(state, record) ? record.ban_words : 0;
+  return record.prompt_tokens + uint64_t{record.bias_count} * 2 + bans;
 }
 
 // How many records from a ring's position on are there in host memory, 32 at most. One warp.

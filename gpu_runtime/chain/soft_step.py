@@ -58,7 +58,7 @@ class SoftStep:
         logits = self._model.forward(step)
         if not len(plan.rows):
             return np.empty(0, np.int32)
-        return sample(logits, plan.rows, Slots(plan.history, plan.extras, plan.bias), plan.logprobs)
+        return sample(logits, plan.rows, Slots(plan.history, plan.extras, plan.bias, plan.bans), plan.logprobs)
 
     def _warm(self, tokens: int) -> None:
         """One step of padding only, into the scratch block."""

@@ -1,6 +1,7 @@
-// What a submission changes about the logits before one is drawn: bias, allowed tokens, penalties, masked stop tokens.
-// Written on the executor of `sampling_core.h`.
+// What a submission changes about the logits before one is drawn: bias, allowed tokens, penalties, masked stop tokens,
+// ends of banned sequences. Written on the executor of `sampling_core.h`.
 #pragma once
+#include "blink_proto/arena.h"
 #include "kernels/sampling_core.h"
 
 namespace blink::sampling {
@@ -12,6 +13,7 @@ struct Row {
   layout::SampleRow how;
   const layout::SampleExtras* extras;  // of the row's slot, like the rest
   const layout::BiasEntry* bias;       // [extras->bias_count]
+  const layout::BanToken* bans;        // [extras->ban_words]
   const uint32_t* history;             // [how.position], and the row's own token where it is KNOWN
   float* adjusted;                     // [vocab] room for the changed logits
 
@@ -67,9 +69,44 @@ BLINK_FN void penalise(const Exec& exec, const Row& row) {
   }
 }
 
-// Fills row.adjusted: allowed tokens and bias, then penalties, then the stop tokens that may not come yet.
 template <class Exec>
-BLINK_APART void adjust(const Exec& exec, const Row& row) {
+BLINK_FN void mask_stops(const Exec& exec, const Row& row) {
+  exec.each(row.extras->stop_count, [&](uint32_t i) {
+    const uint32_t token = row.extras->stop_tokens[i];
+    if (token < row.vocab) row.adjusted[token] = minus_infinity();
+  });
+  exec.barrier();
+}
+
+// Forbids the last token of each banned sequence whose others are those generated last. All tokens of all sequences are
+// compared at once, so that neither long sequences nor many take longer; the scratch's bins, free until a token is
+// drawn, lend each a word.
+template <class Exec>
+BLINK_FN void ban(const Exec& exec, Scratch& scratch, const Row& row) {
+  static_assert(arena::MAX_BAN_WORDS <= kBins);
+  const uint32_t count = row.extras->ban_words;
+  const uint32_t generated = row.how.position - row.extras->prompt_tokens;
+  uint32_t* misses = scratch.bins.count;  // by the index of a sequence's last token
+  exec.each(count, [&](uint32_t i) { misses[i] = 0; });
+  exec.barrier();
+  exec.each(count, [&](uint32_t i) {
+    const layout::BanToken ban = row.bans[i];
+    if (ban.behind == 0) return;
+    const bool met = ban.behind <= generated && row.history[row.how.position - ban.behind] == ban.token;
+    if (!met) exec.add(&misses[i + ban.behind], 1);
+  });
+  exec.barrier();
+  exec.each(count, [&](uint32_t i) {
+    const layout::BanToken ban = row.bans[i];
+    if (ban.behind == 0 && ban.token < row.vocab && misses[i] == 0) row.adjusted[ban.token] = minus_infinity();
+  });
+  exec.barrier();
+}
+
+// Fills row.adjusted: allowed tokens and bias, then penalties, then what may not come: stop tokens that are too early,
+// and the ends of banned sequences.
+template <class Exec>
+BLINK_APART void adjust(const Exec& exec, Scratch& scratch, const Row& row) {
   const layout::SampleExtras& extras = *row.extras;
   const bool allow_only = extras.allow_only != 0;
   exec.walk(row.logits, row.vocab,
@@ -81,11 +118,8 @@ BLINK_APART void adjust(const Exec& exec, const Row& row) {
   });
   exec.barrier();
   penalise(exec, row);
-  if (!row.has(layout::RowFlag::MASK_STOPS)) return;
-  exec.each(extras.stop_count, [&](uint32_t i) {
-    if (extras.stop_tokens[i] < row.vocab) row.adjusted[extras.stop_tokens[i]] = minus_infinity();
-  });
-  exec.barrier();
+  if (row.has(layout::RowFlag::MASK_STOPS)) mask_stops(exec, row);
+  if (extras.ban_words != 0) ban(exec, scratch, row);
 }
 
 }  // namespace blink::sampling

@@ -1,5 +1,5 @@
 // Log-probabilities of a row's token, sampled or known, and of the most likely ones, of the model's own distribution:
-// before bias, penalties, temperature and truncation. Written on the executor of `sampling_core.h`.
+// before bias, penalties, bans, temperature and truncation. Written on the executor of `sampling_core.h`.
 #pragma once
 #include "kernels/adjust.h"
 
@@ -61,7 +61,7 @@ BLINK_APART void report(const Exec& exec, Scratch& scratch, const Row& row, uint
 template <class Exec>
 BLINK_FN int32_t sampled_of(const Exec& exec, Scratch& scratch, const Row& row) {
   const bool extras = row.has(layout::RowFlag::EXTRAS);
-  if (extras) adjust(exec, row);
+  if (extras) adjust(exec, scratch, row);
   const float* logits = extras ? row.adjusted : row.logits;
   return sample(exec, scratch, logits, row.vocab, row.how, extras ? row.extras->min_p : 0.0f);
 }

@@ -35,11 +35,12 @@ BLINK_EXPORT void blink_sample(const blink_sample_job* job) {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t r = 0; r < job->count; ++r) {
       const uint64_t slot = job->rows[r].slot;
-      Row row{job->logits + r * job->vocab, vocab, job->rows[r], nullptr, nullptr, nullptr, nullptr};
+      Row row{job->logits + r * job->vocab, vocab, job->rows[r], nullptr, nullptr, nullptr, nullptr, nullptr};
       if (row.how.flags != 0) {
         adjusted.resize(vocab);
         row.extras = job->extras + slot;
         row.bias = job->bias + slot * blink::arena::MAX_BIAS;
+        row.bans = job->bans + slot * blink::arena::MAX_BAN_WORDS;
         row.history = job->history + slot * static_cast<uint64_t>(job->window);
         row.adjusted = adjusted.data();
       }

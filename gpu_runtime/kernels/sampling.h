@@ -14,6 +14,7 @@ struct blink_sample_job {
   int64_t count;
   const blink::layout::SampleExtras* extras;  // [slots]
   const blink::layout::BiasEntry* bias;       // [slots][MAX_BIAS]
+  const blink::layout::BanToken* bans;        // [slots][MAX_BAN_WORDS]
   const uint32_t* history;                    // [slots][window]
   int64_t window;
   blink::layout::RowLogprobs* logprobs;  // [count]

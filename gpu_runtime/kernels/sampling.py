@@ -5,7 +5,8 @@ A token is chosen in this order; `reference_probabilities` says the same in plai
 1. Tokens without a bias entry are forbidden with `allow_only`; the bias entries are added to the logits.
 2. Repetition penalty, for tokens of the prompt and the answer: positive logits are divided, negative ones multiplied.
 3. Presence and frequency penalty, for tokens of the answer: subtracted once, and once for each time it was generated.
-4. Stop tokens are forbidden while MASK_STOPS says so.
+4. Stop tokens are forbidden while MASK_STOPS says so, and the last token of each banned sequence whose others are the
+   tokens generated last.
 5. Temperatures below GREEDY_BELOW, and top_k = 1, take the largest logit; among equals the lowest id.
 6. Temperature; top-k; top-p, of the probabilities that top-k left; min-p, a share of the best token's probability.
 7. One draw by Philox4x32-10, keyed by (seed, position), over what is left in order of token id.
@@ -45,6 +46,7 @@ class _Job(ctypes.Structure):
         ("count", ctypes.c_int64),
         ("extras", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
+        ("bans", ctypes.c_void_p),
         ("history", ctypes.c_void_p),
         ("window", ctypes.c_int64),
         ("logprobs", ctypes.c_void_p),
@@ -55,11 +57,12 @@ class _Job(ctypes.Structure):
 @dataclass(frozen=True)
 class Slots:
     """What the scheduler keeps for each slot: `history` uint32 [slots, window], `extras` SampleExtras [slots], `bias`
-    BiasEntry [slots, MAX_BIAS]."""
+    BiasEntry [slots, MAX_BIAS], `bans` BanToken [slots, MAX_BAN_WORDS]."""
 
     history: NDArray[np.uint32]
     extras: NDArray[np.void]
     bias: NDArray[np.void]
+    bans: NDArray[np.void]
 
 
 @cache
@@ -118,14 +121,16 @@ def _take_slots(job: _Job, rows: NDArray[np.void], slots: Slots | None) -> None:
     if slots is None:
         raise ValueError("rows have flags, and what belongs to their slots is missing")
     count, window = slots.history.shape
-    if slots.extras.shape != (count,) or slots.bias.shape != (count, arena.MAX_BIAS):
-        raise ValueError("history, extras and bias are not of the same slots")
-    if not all(part.flags.c_contiguous for part in (slots.history, slots.extras, slots.bias)):
-        raise ValueError("history, extras and bias must be contiguous")
+    parts = (slots.history, slots.extras, slots.bias, slots.bans)
+    shapes = ((count, window), (count,), (count, arena.MAX_BIAS), (count, arena.MAX_BAN_WORDS))
+    if tuple(part.shape for part in parts) != shapes:
+        raise ValueError("history, extras, bias and bans are not of the same slots")
+    if not all(part.flags.c_contiguous for part in parts):
+        raise ValueError("history, extras, bias and bans must be contiguous")
     known = (rows["flags"] & RowFlag.KNOWN) != 0
     if rows["slot"].max() >= count or (rows["position"] + known).max() > window:
         raise ValueError("a row names a slot or a position that is not there")
-    job.extras, job.bias = slots.extras.ctypes.data, slots.bias.ctypes.data
+    job.extras, job.bias, job.bans = slots.extras.ctypes.data, slots.bias.ctypes.data, slots.bans.ctypes.data
     job.history, job.window = slots.history.ctypes.data, window
 
 
@@ -148,8 +153,9 @@ def reference_adjusted(
     extras: np.void,
     bias: dict[int, float],
     masked: list[int],
+    banned: list[list[int]],
 ) -> torch.Tensor:
-    """Plain torch, in float64: the logits [vocabulary] after bias, penalties and masks (steps 1 to 4)."""
+    """Plain torch, in float64: the logits [vocabulary] after bias, penalties, masks and bans (steps 1 to 4)."""
     found = torch.full_like(logits, float("-inf"), dtype=torch.float64) if extras["allow_only"] else logits.double()
     for token, value in bias.items():
         found[token] = logits[token].double() + value
@@ -159,6 +165,9 @@ def reference_adjusted(
     for token in set(generated):
         found[token] -= float(extras["presence_penalty"]) + generated.count(token) * float(extras["frequency_penalty"])
     found[masked] = float("-inf")
+    for *before, last in banned:
+        if before == generated[len(generated) - len(before) :]:
+            found[last] = float("-inf")
     return found
 
 

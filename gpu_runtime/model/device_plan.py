@@ -29,12 +29,14 @@ class SamplingSlots:
     """What sampling reads beside the rows, and where it puts log-probabilities; records word by word, as in the plan.
 
     `history` [max_sequences, max_model_tokens] the known tokens of each slot; `extras` [max_sequences, words of
-    SampleExtras]; `bias` [max_sequences, 2 * MAX_BIAS]; `logprobs` [max_running, words of RowLogprobs], written.
+    SampleExtras]; `bias` [max_sequences, 2 * MAX_BIAS]; `bans` [max_sequences, 2 * MAX_BAN_WORDS]; `logprobs`
+    [max_running, words of RowLogprobs], written.
     """
 
     history: torch.Tensor
     extras: torch.Tensor
     bias: torch.Tensor
+    bans: torch.Tensor
     logprobs: torch.Tensor
 
 

@@ -151,6 +151,7 @@ BLINK_EXPORT void blink_scheduler_plan(const blink_scheduler* scheduler, blink_p
            in_copy(*scheduler, mirror.history),
            in_copy(*scheduler, mirror.extras),
            in_copy(*scheduler, mirror.bias),
+           in_copy(*scheduler, mirror.bans),
            const_cast<blink::layout::RowLogprobs*>(in_copy(*scheduler, mirror.sampled_logprobs))};
 }
 

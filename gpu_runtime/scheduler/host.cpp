@@ -96,6 +96,7 @@ BLINK_EXPORT void blink_scheduler_plan(const blink_scheduler* scheduler, blink_p
            state.history,
            state.extras,
            state.bias,
+           state.bans,
            const_cast<blink::layout::RowLogprobs*>(state.sampled_logprobs)};
 }
 

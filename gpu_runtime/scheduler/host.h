@@ -24,6 +24,7 @@ struct blink_plan_view {
   uint32_t* history;
   blink::layout::SampleExtras* extras;
   blink::layout::BiasEntry* bias;
+  blink::layout::BanToken* bans;
   blink::layout::RowLogprobs* sampled_logprobs;
 };
 

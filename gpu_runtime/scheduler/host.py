@@ -35,6 +35,7 @@ PLAN_FIELDS = (
     "history",
     "extras",
     "bias",
+    "bans",
     "sampled_logprobs",
 )
 """Parts of a plan in the order of `blink_plan_view` (host.h)."""
@@ -83,8 +84,8 @@ class Plan:
     Tile [..].
 
     For sampling, indexed by a row's slot: `history` uint32 [max_sequences, max_model_tokens], the known tokens;
-    `extras` SampleExtras [max_sequences]; `bias` BiasEntry [max_sequences, MAX_BIAS]. `logprobs` RowLogprobs [rows] is
-    to be filled before the next step for the rows that ask for log-probabilities.
+    `extras` SampleExtras [max_sequences]; `bias` BiasEntry [max_sequences, MAX_BIAS]; `bans` BanToken
+    [max_sequences, MAX_BAN_WORDS]. `logprobs` RowLogprobs [rows] is to be filled before the next step for the rows that ask for log-probabilities.
     """
 
     header: np.void
@@ -99,6 +100,7 @@ class Plan:
     history: NDArray[np.uint32]
     extras: NDArray[np.void]
     bias: NDArray[np.void]
+    bans: NDArray[np.void]
     logprobs: NDArray[np.void]
 
     @property
@@ -169,6 +171,8 @@ class HostScheduler:
         self._extras = _view(view.extras, layout.SampleExtras, sequences)
         bias = _view(view.bias, layout.BiasEntry, sequences * arena.MAX_BIAS)
         self._bias = bias.reshape(sequences, arena.MAX_BIAS)
+        bans = _view(view.bans, layout.BanToken, sequences * arena.MAX_BAN_WORDS)
+        self._bans = bans.reshape(sequences, arena.MAX_BAN_WORDS)
         self._logprobs = _view(view.sampled_logprobs, layout.RowLogprobs, running)
 
     def step(self, sampled: NDArray[np.int32] | list[int], now_ns: int, command: int = layout.Command.RUN) -> Plan:
@@ -202,6 +206,7 @@ class HostScheduler:
             self._history,
             self._extras,
             self._bias,
+            self._bans,
             self._logprobs[:rows],
         )
 

@@ -55,10 +55,41 @@ BLINK_FN bool copy_bias(const Exec& exec, State& state, uint32_t c, uint32_t slo
   return exec.scan(from.bias_count, falls, [](uint32_t, uint64_t) {}) == 0;
 }
 
+// What a word of the copied banned sequences counts: the words of the sequence that it begins, or too much where it is
+// not what may stand there. Lengths are told from tokens by a bit, so that each word can be looked at by itself.
+BLINK_FN uint64_t words_begun(const layout::BanToken* words, uint32_t count, uint32_t i, uint32_t vocab_size) {
+  constexpr uint64_t much = uint64_t{1} << 32;
+  const uint32_t word = words[i].token;
+  if ((word & arena::BAN_LENGTH) == 0) return i > 0 && word < vocab_size ? 0 : much;
+  const uint64_t length = word & ~arena::BAN_LENGTH;
+  const uint64_t next = i + 1 + length;
+  const bool leads_on = next == count || (next < count && (words[next].token & arena::BAN_LENGTH) != 0);
+  return length >= 2 && leads_on ? 1 + length : much;
+}
+
+// Copies the banned sequences into the row of a slot; false when a word of them is bad. Where each length leads to the
+// next one, from the first word to the end, and all of them together count every word, there is no other.
+template <class Exec>
+BLINK_FN bool copy_bans(const Exec& exec, State& state, uint32_t c, uint32_t slot, const arena::SubmitRecord& from) {
+  const auto* heap = inbound_part<uint32_t>(state, c, state.inbound_layout.channel_heap_offset) + from.bias_offset +
+                     uint64_t{from.bias_count} * 2;
+  layout::BanToken* words = bans_of(state, slot);
+  exec.each(from.ban_words, [&](uint32_t i) { words[i].token = load_relaxed(heap + i); });
+  const auto begun = [&](uint32_t i) { return words_begun(words, from.ban_words, i, state.config.vocab_size); };
+  const uint64_t counted = exec.scan(from.ban_words, begun, [&](uint32_t i, uint64_t before) {
+    words[i].behind = static_cast<uint32_t>(before) - 1 - i;  // its sequence ends where those begun before it do
+  });
+  if (counted != from.ban_words) return false;
+  exec.each(from.ban_words, [&](uint32_t i) {
+    if ((words[i].token & arena::BAN_LENGTH) != 0) words[i] = layout::BanToken{kNone, 0};
+  });
+  return true;
+}
+
 BLINK_FN bool wants_extras(const arena::SubmitRecord& record) {
   const bool penalties = record.repetition_penalty != 0.0f && record.repetition_penalty != 1.0f;
   return penalties || record.min_p != 0.0f || record.presence_penalty != 0.0f || record.frequency_penalty != 0.0f ||
-         record.bias_count != 0 || record.min_tokens != 0;
+         record.bias_count != 0 || record.ban_words != 0 || record.min_tokens != 0;
 }
 
 BLINK_FN void write_extras(State& state, uint32_t slot, const arena::SubmitRecord& record) {
@@ -70,6 +101,7 @@ BLINK_FN void write_extras(State& state, uint32_t slot, const arena::SubmitRecor
   extras.frequency_penalty = record.frequency_penalty;
   extras.prompt_tokens = record.prompt_tokens;
   extras.bias_count = record.bias_count;
+  extras.ban_words = record.ban_words;
   extras.allow_only = has_flag(record.flags, arena::SubmitFlag::ALLOW_ONLY);
   for (uint32_t i = 0; !ignore_eos && i < state.config.eos_count; ++i) {
     extras.stop_tokens[extras.stop_count++] = state.config.eos_tokens[i];
@@ -169,8 +201,12 @@ BLINK_FN arena::ErrorCode copy_staged(const Exec& exec, State& state, uint32_t c
   const Staged& staged = state.staged;
   if (staged.error != ErrorCode::NONE) return staged.error;
   if (!copy_prompt(exec, state, c, staged.slot, staged.record)) return ErrorCode::BAD_TOKEN;
-  if (staged.late != ErrorCode::NONE || staged.record.bias_count == 0) return staged.late;
-  return copy_bias(exec, state, c, staged.slot, staged.record) ? ErrorCode::NONE : ErrorCode::BAD_BIAS;
+  if (staged.late != ErrorCode::NONE) return staged.late;
+  const arena::SubmitRecord& record = staged.record;
+  if (record.bias_count != 0 && !copy_bias(exec, state, c, staged.slot, record)) return ErrorCode::BAD_BIAS;
+  if (record.ban_words == 0) return ErrorCode::NONE;
+  const bool sane = bans_are_sane(state, record) && copy_bans(exec, state, c, staged.slot, record);
+  return sane ? ErrorCode::NONE : ErrorCode::BAD_BAN;
 }
 
 // What a step's intake has taken, and the prompt tokens that it looked at for that.

@@ -13,7 +13,7 @@
 namespace blink::layout {
 
 inline constexpr uint32_t kVersion = 1;
-inline constexpr uint64_t kLayoutHash = 0x35041896629B1E23ull;
+inline constexpr uint64_t kLayoutHash = 0xECC0952D3AC23692ull;
 inline constexpr uint32_t MAX_EOS_TOKENS = 0x10u;  // stop tokens a model may have
 inline constexpr uint32_t MAX_BUCKETS = 0x40u;  // sizes of step graphs at most
 inline constexpr uint32_t MAX_CANCELS_PER_STEP = 0x20u;  // cancel records taken in one step at most, over all channels
@@ -191,7 +191,8 @@ struct alignas(8) SampleExtras {
   uint32_t allow_only;  // 1: tokens without an entry may not be sampled
   uint32_t stop_count;  // entries of stop_tokens in use
   uint32_t stop_tokens[24];  // tokens that end the sequence
-  uint64_t pad0;  // zero
+  uint32_t ban_words;  // entries of the slot's row of BanToken[MAX_BAN_WORDS]
+  uint32_t pad0;  // zero
 };
 static_assert(sizeof(SampleExtras) == 136);
 #ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
@@ -204,7 +205,8 @@ static_assert(offsetof(SampleExtras, bias_count) == 20);
 static_assert(offsetof(SampleExtras, allow_only) == 24);
 static_assert(offsetof(SampleExtras, stop_count) == 28);
 static_assert(offsetof(SampleExtras, stop_tokens) == 32);
-static_assert(offsetof(SampleExtras, pad0) == 128);
+static_assert(offsetof(SampleExtras, ban_words) == 128);
+static_assert(offsetof(SampleExtras, pad0) == 132);
 #endif
 
 // what is added to one token's logit; two words of the prompt heap
@@ -216,6 +218,17 @@ static_assert(sizeof(BiasEntry) == 8);
 #ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
 static_assert(offsetof(BiasEntry, token) == 0);
 static_assert(offsetof(BiasEntry, value) == 4);
+#endif
+
+// one word of a submission's banned sequences, so that each can be looked at by itself
+struct alignas(8) BanToken {
+  uint32_t token;  // token id; 2^32 - 1 in the place of a length, which bans nothing
+  uint32_t behind;  // tokens of its sequence behind it; 0 for the last one, and for a length
+};
+static_assert(sizeof(BanToken) == 8);
+#ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
+static_assert(offsetof(BanToken, token) == 0);
+static_assert(offsetof(BanToken, behind) == 4);
 #endif
 
 // log-probabilities of one sample row, written by the sampling step: [0] of the row's token, then of the most likely ones, best first

@@ -8,7 +8,7 @@ from enum import IntEnum, IntFlag
 import numpy as np
 
 VERSION = 1
-LAYOUT_HASH = 0x35041896629B1E23
+LAYOUT_HASH = 0xECC0952D3AC23692
 
 MAX_EOS_TOKENS = 0x10
 """stop tokens a model may have"""
@@ -166,12 +166,13 @@ SampleExtras = np.dtype(
         ("allow_only", "<u4"),  # 1: tokens without an entry may not be sampled
         ("stop_count", "<u4"),  # entries of stop_tokens in use
         ("stop_tokens", "<u4", (24,)),  # tokens that end the sequence
-        ("pad0", "<u8"),  # zero
+        ("ban_words", "<u4"),  # entries of the slot's row of BanToken[MAX_BAN_WORDS]
+        ("pad0", "<u4"),  # zero
     ]
 )
 """what few sequences need for sampling; one for each slot, written when a submission is taken"""
 assert SampleExtras.itemsize == 136
-SAMPLE_EXTRAS_OFFSETS = {"min_p": 0, "repetition_penalty": 4, "presence_penalty": 8, "frequency_penalty": 12, "prompt_tokens": 16, "bias_count": 20, "allow_only": 24, "stop_count": 28, "stop_tokens": 32, "pad0": 128}
+SAMPLE_EXTRAS_OFFSETS = {"min_p": 0, "repetition_penalty": 4, "presence_penalty": 8, "frequency_penalty": 12, "prompt_tokens": 16, "bias_count": 20, "allow_only": 24, "stop_count": 28, "stop_tokens": 32, "ban_words": 128, "pad0": 132}
 assert SampleExtras.fields is not None
 assert {name: field[1] for name, field in SampleExtras.fields.items()} == SAMPLE_EXTRAS_OFFSETS
 
@@ -186,6 +187,18 @@ assert BiasEntry.itemsize == 8
 BIAS_ENTRY_OFFSETS = {"token": 0, "value": 4}
 assert BiasEntry.fields is not None
 assert {name: field[1] for name, field in BiasEntry.fields.items()} == BIAS_ENTRY_OFFSETS
+
+BanToken = np.dtype(
+    [
+        ("token", "<u4"),  # token id; 2^32 - 1 in the place of a length, which bans nothing
+        ("behind", "<u4"),  # tokens of its sequence behind it; 0 for the last one, and for a length
+    ]
+)
+"""one word of a submission's banned sequences, so that each can be looked at by itself"""
+assert BanToken.itemsize == 8
+BAN_TOKEN_OFFSETS = {"token": 0, "behind": 4}
+assert BanToken.fields is not None
+assert {name: field[1] for name, field in BanToken.fields.items()} == BAN_TOKEN_OFFSETS
 
 RowLogprobs = np.dtype(
     [

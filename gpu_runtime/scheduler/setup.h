@@ -103,6 +103,7 @@ inline uint64_t carve(State& state, uint8_t* memory) {
   carver.take(state.extras, sequences);
   carver.take(state.block_table, sequences * config.blocks_per_sequence);
   carver.take(state.bias, sequences * arena::MAX_BIAS);
+  carver.take(state.bans, sequences * arena::MAX_BAN_WORDS);
   carver.take(state.history, sequences * config.max_model_tokens);
   return carver.bytes();
 }

@@ -135,6 +135,7 @@ struct alignas(16) State {
   const layout::RowLogprobs* sampled_logprobs;  // [max_running] filled for rows that want them
   layout::SampleExtras* extras;                 // [max_sequences]
   layout::BiasEntry* bias;                      // [max_sequences][MAX_BIAS]
+  layout::BanToken* bans;                       // [max_sequences][MAX_BAN_WORDS]
 };
 
 BLINK_FN bool has_flag(uint32_t flags, arena::SubmitFlag flag) { return (flags & static_cast<uint32_t>(flag)) != 0; }
@@ -155,6 +156,10 @@ BLINK_FN uint32_t* history_of(const State& state, uint32_t slot) {
 
 BLINK_FN layout::BiasEntry* bias_of(const State& state, uint32_t slot) {
   return state.bias + uint64_t{slot} * arena::MAX_BIAS;
+}
+
+BLINK_FN layout::BanToken* bans_of(const State& state, uint32_t slot) {
+  return state.bans + uint64_t{slot} * arena::MAX_BAN_WORDS;
 }
 
 BLINK_FN int32_t* blocks_of(const State& state, uint32_t slot) {

@@ -60,9 +60,15 @@ BLINK_FN bool bias_is_sane(const State& state, const arena::SubmitRecord& record
   return record.bias_count <= arena::MAX_BIAS && record.bias_offset + words <= state.config.heap_tokens;
 }
 
+// The words of banned sequences but for their content; they stand behind the bias entries.
+BLINK_FN bool bans_are_sane(const State& state, const arena::SubmitRecord& record) {
+  const uint64_t end = uint64_t{record.bias_offset} + uint64_t{record.bias_count} * 2 + record.ban_words;
+  return record.ban_words <= arena::MAX_BAN_WORDS && end <= state.config.heap_tokens;
+}
+
 BLINK_FN bool bias_value_is_sane(float value) { return finite(value) || value < 0.0f; }
 
-// What is checked after the prompt's tokens, but for the bias entries' content; in the order of ErrorCode.
+// What is checked after the prompt's tokens and before the bias entries' content, in the order of ErrorCode.
 BLINK_FN arena::ErrorCode check_late(const State& state, const arena::SubmitRecord& record) {
   using arena::ErrorCode;
   if (record.min_tokens > record.max_tokens) return ErrorCode::BAD_MIN_TOKENS;

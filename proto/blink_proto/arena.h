@@ -13,7 +13,7 @@
 namespace blink::arena {
 
 inline constexpr uint32_t kVersion = 1;
-inline constexpr uint64_t kLayoutHash = 0xED3A9637D6A43E37ull;
+inline constexpr uint64_t kLayoutHash = 0x29BE21B51160AA2Full;
 inline constexpr uint64_t MAGIC = 0x414E4552414B4E42ull;  // first word of the arena header (the bytes `BNKARENA`)
 inline constexpr uint32_t BYTE_ORDER_MARK = 0x1020304u;  // reads differently on a machine of the other byte order
 inline constexpr uint32_t MAX_STOP_TOKENS = 0x8u;  // stop token ids that one submission may name beside the model's own
@@ -23,6 +23,8 @@ inline constexpr uint32_t MAX_PENALTY = 0x2u;  // largest presence and frequency
 inline constexpr uint32_t MAX_REPETITION_PENALTY = 0x64u;  // largest repetition penalty
 inline constexpr uint32_t MAX_TOP_LOGPROBS = 0x14u;  // most likely tokens whose log-probabilities a token may bring with it
 inline constexpr uint32_t MAX_BIAS = 0x400u;  // bias entries of one submission
+inline constexpr uint32_t MAX_BAN_WORDS = 0x400u;  // words of one submission's banned sequences, lengths included
+inline constexpr uint32_t BAN_LENGTH = 0x80000000u;  // bit that tells the length of a banned sequence from a token; the other bits are the number of its tokens
 inline constexpr uint32_t PART_ALIGNMENT = 0x40u;  // every part of a region starts on such a boundary (a cache line)
 inline constexpr uint32_t CHANNEL_ALIGNMENT = 0x1000u;  // every channel of a region starts on such a boundary (a page, so that it can be registered alone)
 
@@ -59,6 +61,7 @@ enum class ErrorCode : uint32_t {
   BAD_MIN_TOKENS = 10u,  // `min_tokens` is above `max_tokens`
   BAD_LOGPROBS = 11u,  // `logprobs` asks for more than MAX_TOP_LOGPROBS, than the vocabulary or than the token log holds, or PROMPT_LOGPROBS comes without
   BAD_BIAS = 12u,  // the bias entries are too many or leave the prompt heap, their tokens do not ascend or are not in the vocabulary, a value is neither finite nor minus infinity, or ALLOW_ONLY comes without entries
+  BAD_BAN = 13u,  // the words of the banned sequences are too many or leave the prompt heap, a length is below 2 or does not lead to the next one or the end, or a token is not in the vocabulary
 };
 
 // `state` of the telemetry page
@@ -172,11 +175,12 @@ struct alignas(8) SubmitRecord {
   float presence_penalty;  // subtracted from the logits of the answer's tokens
   float frequency_penalty;  // the same, once for each time that the token was generated
   uint32_t logprobs;  // 0: no LOGPROB records; else 1 + number of most likely tokens that come with each token
-  uint32_t bias_offset;  // index of the first bias entry in the channel's prompt heap; an entry is two words: token id and f32, added to its logit; minus infinity forbids the token
+  uint32_t bias_offset;  // index of the first bias entry, or without any of the first word of `ban_words`, in the channel's prompt heap; an entry is two words: token id and f32, added to its logit; minus infinity forbids the token
   uint32_t bias_count;  // bias entries, MAX_BIAS at most, with ascending token ids
   uint32_t min_tokens;  // the model's and the submission's stop tokens are not sampled before so many tokens are generated
   int32_t priority;  // class of the sequence: what waits is admitted by class, the lowest first, and within a class first come, first served
-  uint8_t reserved[12];  // zero
+  uint32_t ban_words;  // words of banned sequences, MAX_BAN_WORDS at most, behind the bias entries in the prompt heap: for each sequence BAN_LENGTH + its length, 2 or more, then its tokens. Its last token is not sampled where the answer so far, without the prompt, ends in the others
+  uint8_t reserved[8];  // zero
   uint64_t commit;  // CommitWord
 };
 static_assert(sizeof(SubmitRecord) == 128);
@@ -200,7 +204,8 @@ static_assert(offsetof(SubmitRecord, bias_offset) == 92);
 static_assert(offsetof(SubmitRecord, bias_count) == 96);
 static_assert(offsetof(SubmitRecord, min_tokens) == 100);
 static_assert(offsetof(SubmitRecord, priority) == 104);
-static_assert(offsetof(SubmitRecord, reserved) == 108);
+static_assert(offsetof(SubmitRecord, ban_words) == 108);
+static_assert(offsetof(SubmitRecord, reserved) == 112);
 static_assert(offsetof(SubmitRecord, commit) == 120);
 #endif
 

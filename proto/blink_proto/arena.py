@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 VERSION = 1
-LAYOUT_HASH = 0xED3A9637D6A43E37
+LAYOUT_HASH = 0x29BE21B51160AA2F
 
 MAGIC = 0x414E4552414B4E42
 """first word of the arena header (the bytes `BNKARENA`)"""
@@ -30,6 +30,10 @@ MAX_TOP_LOGPROBS = 0x14
 """most likely tokens whose log-probabilities a token may bring with it"""
 MAX_BIAS = 0x400
 """bias entries of one submission"""
+MAX_BAN_WORDS = 0x400
+"""words of one submission's banned sequences, lengths included"""
+BAN_LENGTH = 0x80000000
+"""bit that tells the length of a banned sequence from a token; the other bits are the number of its tokens"""
 PART_ALIGNMENT = 0x40
 """every part of a region starts on such a boundary (a cache line)"""
 CHANNEL_ALIGNMENT = 0x1000
@@ -92,6 +96,8 @@ class ErrorCode(IntEnum):
     """`logprobs` asks for more than MAX_TOP_LOGPROBS, than the vocabulary or than the token log holds, or PROMPT_LOGPROBS comes without"""
     BAD_BIAS = 12
     """the bias entries are too many or leave the prompt heap, their tokens do not ascend or are not in the vocabulary, a value is neither finite nor minus infinity, or ALLOW_ONLY comes without entries"""
+    BAD_BAN = 13
+    """the words of the banned sequences are too many or leave the prompt heap, a length is below 2 or does not lead to the next one or the end, or a token is not in the vocabulary"""
 
 class DeviceState(IntEnum):
     """`state` of the telemetry page"""
@@ -205,17 +211,18 @@ SubmitRecord = np.dtype(
         ("presence_penalty", "<f4"),  # subtracted from the logits of the answer's tokens
         ("frequency_penalty", "<f4"),  # the same, once for each time that the token was generated
         ("logprobs", "<u4"),  # 0: no LOGPROB records; else 1 + number of most likely tokens that come with each token
-        ("bias_offset", "<u4"),  # index of the first bias entry in the channel's prompt heap; an entry is two words: token id and f32, added to its logit; minus infinity forbids the token
+        ("bias_offset", "<u4"),  # index of the first bias entry, or without any of the first word of `ban_words`, in the channel's prompt heap; an entry is two words: token id and f32, added to its logit; minus infinity forbids the token
         ("bias_count", "<u4"),  # bias entries, MAX_BIAS at most, with ascending token ids
         ("min_tokens", "<u4"),  # the model's and the submission's stop tokens are not sampled before so many tokens are generated
         ("priority", "<i4"),  # class of the sequence: what waits is admitted by class, the lowest first, and within a class first come, first served
-        ("reserved", "u1", (12,)),  # zero
+        ("ban_words", "<u4"),  # words of banned sequences, MAX_BAN_WORDS at most, behind the bias entries in the prompt heap: for each sequence BAN_LENGTH + its length, 2 or more, then its tokens. Its last token is not sampled where the answer so far, without the prompt, ends in the others
+        ("reserved", "u1", (8,)),  # zero
         ("commit", "<u8"),  # CommitWord
     ]
 )
 """a request for one sequence, written by the front end into its channel's submit ring"""
 assert SubmitRecord.itemsize == 128
-SUBMIT_RECORD_OFFSETS = {"prompt_offset": 0, "prompt_tokens": 4, "max_tokens": 8, "top_k": 12, "temperature": 16, "top_p": 20, "seed": 24, "flags": 32, "stop_count": 36, "stop_tokens": 40, "min_p": 72, "repetition_penalty": 76, "presence_penalty": 80, "frequency_penalty": 84, "logprobs": 88, "bias_offset": 92, "bias_count": 96, "min_tokens": 100, "priority": 104, "reserved": 108, "commit": 120}
+SUBMIT_RECORD_OFFSETS = {"prompt_offset": 0, "prompt_tokens": 4, "max_tokens": 8, "top_k": 12, "temperature": 16, "top_p": 20, "seed": 24, "flags": 32, "stop_count": 36, "stop_tokens": 40, "min_p": 72, "repetition_penalty": 76, "presence_penalty": 80, "frequency_penalty": 84, "logprobs": 88, "bias_offset": 92, "bias_count": 96, "min_tokens": 100, "priority": 104, "ban_words": 108, "reserved": 112, "commit": 120}
 assert SubmitRecord.fields is not None
 assert {name: field[1] for name, field in SubmitRecord.fields.items()} == SUBMIT_RECORD_OFFSETS
 

@@ -30,6 +30,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "min-p 0.05": {"temperature": 1, "min_p": 0.05},
     "penalties": {"temperature": 1, "repetition_penalty": 1.2, "presence_penalty": 1, "frequency_penalty": 0.5},
     "bias of 300": {"temperature": 1, "bias": 300},
+    "bans of 1,024 words": {"temperature": 1, "bans": 1000},
     "greedy, own log-probability": {"temperature": 0, "logprobs": 1},
     "greedy, 20 log-probabilities": {"temperature": 0, "logprobs": 21},
 }

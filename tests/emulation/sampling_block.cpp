@@ -25,6 +25,7 @@ __attribute__((visibility("default"))) void blink_sample(const blink_sample_job*
                   how,
                   job->extras + slot,
                   job->bias + slot * blink::arena::MAX_BIAS,
+                  job->bans + slot * blink::arena::MAX_BAN_WORDS,
                   job->history + slot * static_cast<uint64_t>(job->window),
                   adjusted.data() + r * job->vocab};
     static RowScratch row_scratch;

@@ -73,7 +73,7 @@ void write_something(Bytes& bytes, Region& inbound, const blink::arena::InboundL
   auto* control = reinterpret_cast<ChannelIn*>(channel + layout.channel_control_offset);
   auto* submit = reinterpret_cast<SubmitRecord*>(channel + layout.channel_submit_offset);
   auto* cancel = reinterpret_cast<blink::arena::CancelRecord*>(channel + layout.channel_cancel_offset);
-  switch (bytes.next() % 8) {
+  switch (bytes.next() % 9) {
     case 0:
       control->lease = bytes.next() % 4;
       break;
@@ -103,6 +103,7 @@ void write_something(Bytes& bytes, Region& inbound, const blink::arena::InboundL
         record->priority = static_cast<int8_t>(bytes.next());
         record->bias_offset = bytes.next() % 70;
         record->bias_count = bytes.next() % 6;
+        record->ban_words = bytes.next() % 12;
         record->min_p = bytes.next() / 200.0f;
         record->presence_penalty = bytes.next() / 100.0f;
       }
@@ -112,8 +113,13 @@ void write_something(Bytes& bytes, Region& inbound, const blink::arena::InboundL
     case 6:
       cancel[bytes.next() % 4] = {bytes.next() % 8u, blink::arena::CommitWord{1ull + bytes.next() % 4, lease}.pack()};
       break;
-    default:
+    case 7:
       bytes.fill(channel + layout.channel_heap_offset + bytes.next() % 128, 64);
+      break;
+    default: {
+      auto* heap = reinterpret_cast<uint32_t*>(channel + layout.channel_heap_offset);
+      heap[bytes.next() % 64] = blink::arena::BAN_LENGTH + bytes.next() % 6;
+    }
   }
 }
 

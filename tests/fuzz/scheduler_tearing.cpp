@@ -2,9 +2,9 @@
 // between any two reads of a step, and what was checked is still what is used.
 //
 // The writer flips words of valid submissions between a good and a bad value (lengths, offsets, stop counts, prompt
-// tokens, cursors, leases), so that a word that the scheduler read twice would soon be good in the check and bad in
-// the use. `scheduler_tearing SEED TOKENS` runs until that many tokens were generated and prints
-// what was reached: steps, tokens, rejects.
+// tokens, banned sequences, cursors, leases), so that a word that the scheduler read twice would soon be good in the
+// check and bad in the use. `scheduler_tearing SEED TOKENS` runs until that many tokens were generated and prints what
+// was reached: steps, tokens, rejects.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -97,6 +97,8 @@ struct Writer {
       case 6:
         flip(&submit->bias_count, 1);
         flip(&submit->bias_offset, 20);
+        flip(&submit->ban_words, 6);
+        for (uint32_t i = 0; i < 6; ++i) flip(heap + 22 + i, i % 3 == 0 ? BAN_LENGTH + 2 : 7);
         put(&submit->priority, static_cast<uint32_t>(random()));
         break;
       default:
@@ -124,6 +126,26 @@ const char* check_bias(const blink_plan_view& plan) {
       if (entries[i].token >= kVocabulary) return "a bias entry's token is outside the vocabulary";
       if (i > 0 && entries[i].token <= entries[i - 1].token) return "the bias entries do not ascend";
     }
+  }
+  return nullptr;
+}
+
+// Banned sequences as they were checked: a place for each length, then tokens of the vocabulary, counted down.
+const char* check_bans(const blink_plan_view& plan) {
+  for (uint32_t r = 0; r < plan.header->rows; ++r) {
+    if ((plan.rows[r].flags & static_cast<uint32_t>(blink::layout::RowFlag::EXTRAS)) == 0) continue;
+    const uint32_t slot = plan.rows[r].slot;
+    const uint32_t count = plan.extras[slot].ban_words;
+    if (count > MAX_BAN_WORDS) return "too many words of banned sequences are used";
+    const blink::layout::BanToken* bans = plan.bans + uint64_t{slot} * MAX_BAN_WORDS;
+    uint32_t behind = 0;  // of the token before
+    for (uint32_t i = 0; i < count; ++i) {
+      const bool length = bans[i].token == ~0u && bans[i].behind == 0;
+      if (!length && bans[i].token >= kVocabulary) return "a banned token is outside the vocabulary";
+      if (length ? behind != 0 : behind != 0 && bans[i].behind != behind - 1) return "a banned sequence has a hole";
+      behind = bans[i].behind;
+    }
+    if (behind != 0) return "a banned sequence has no end";
   }
   return nullptr;
 }
@@ -167,6 +189,7 @@ int main(int argc, char** argv) {
     blink_scheduler_step(scheduler, now, 0);
     broken = blink_scheduler_audit(scheduler);
     if (broken == nullptr) broken = check_bias(plan);
+    if (broken == nullptr) broken = check_bans(plan);
     if (broken == nullptr) broken = check_known(plan, config.max_model_tokens);
     for (uint32_t t = 0; t < plan.header->tokens; ++t) {
       if (static_cast<uint32_t>(plan.token_ids[t]) >= kVocabulary)

@@ -223,6 +223,27 @@ def test_penalties_bias_and_allowed_tokens(front: Front) -> None:
     assert {token for made in crowd[3] for token in made.tokens} <= {7, 11, 200}
 
 
+def test_banned_sequences(front: Front) -> None:
+    """Answers stay as they are up to where they would complete one, and never do; in the prompt nothing is banned."""
+    texts = prompts(8)
+    plain = together(front, texts, 24)
+    bans = [one[4:7] for one in plain] + [one[:24] for one in plain]
+    made = [front.submit(text, 24, bans=bans) for text in texts]
+    seeds = [front.submit(text, 24, bans=bans, temperature=0.7, seed=k) for k, text in enumerate(texts)]
+    front.run(made + seeds)
+    for one, before in zip(made, plain, strict=True):
+        ends = [k for k in range(2, 24) if any(before[: k + 1][-len(ban) :] == ban for ban in bans)]
+        assert one.tokens[: ends[0]] == before[: ends[0]]
+        assert one.tokens[ends[0]] != before[ends[0]]
+    for one in made + seeds:
+        assert not [ban for ban in bans for k in range(24) if one.tokens[k : k + len(ban)] == ban]
+    inside = [front.submit([*text, *before[:5]], 1, bans=[before[4:6]]) for text, before in zip(texts, plain, strict=True)]
+    front.run(inside)
+    assert [one.tokens for one in inside] == [before[5:6] for before in plain]
+    front.run([alone := front.submit(texts[3], 24, bans=bans)])
+    assert alone.tokens == made[3].tokens
+
+
 def test_cancels(front: Front) -> None:
     """Cancelled sequences end at once, the others with their own tokens; afterwards all blocks are free."""
     texts = prompts(64)

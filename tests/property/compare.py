@@ -7,7 +7,7 @@ from gpu_runtime.scheduler import host
 from tests.property import twin
 from tests.property.limits import Outbound
 
-NO_ROW = 2**32 - 1
+NO_ROW = NO_TOKEN = 2**32 - 1
 
 
 def assert_same_plan(core: host.Plan, expected: twin.Plan) -> None:
@@ -70,12 +70,14 @@ def assert_same_rows(core: host.Plan, expected: twin.Plan) -> None:
 
 
 def assert_same_extras(core: host.Plan, slot: int, expected: twin.Extras) -> None:
-    """What the slot's row of extras says, and its bias entries."""
+    """What the slot's row of extras says, its bias entries and its banned sequences."""
     found = core.extras[slot]
     for name in ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "prompt_tokens", "allow_only"):
         assert found[name] == getattr(expected, name), name
     assert found["stop_tokens"][: found["stop_count"]].tolist() == expected.stop_tokens
     assert core.bias[slot][: found["bias_count"]].tolist() == expected.bias
+    bans = [word for tokens in expected.bans for word in [(NO_TOKEN, 0), *zip(tokens, reversed(range(len(tokens))))]]
+    assert core.bans[slot][: found["ban_words"]].tolist() == bans
 
 
 def assert_same_outbound(core: Outbound, expected: Outbound) -> None:

@@ -197,6 +197,38 @@ class BiasInAnyOrder(SchedulerTwin):
         return repeated or super().bias_is_sound(channel, record)
 
 
+class BanRangeWraps(SchedulerTwin):
+    """Checks the range of the banned sequences in 32 bits."""
+
+    def bans_are_sound(self, channel: int, record: np.void) -> bool:
+        place = int(record["bias_offset"]) + 2 * int(record["bias_count"])
+        beyond = bool(record["ban_words"]) and place > self.limits.heap_tokens
+        wrapped = (place + int(record["ban_words"])) % 2**32 <= self.limits.heap_tokens
+        return (beyond and wrapped) or super().bans_are_sound(channel, record)
+
+
+class BansOfOneToken(SchedulerTwin):
+    """Takes a banned sequence of a single token."""
+
+    def bans_are_sound(self, channel: int, record: np.void) -> bool:
+        words = self.readable_bans(channel, record)
+        return (len(words) == 2 and words[0] == 2**31 + 1) or super().bans_are_sound(channel, record)
+
+    def readable_bans(self, channel: int, record: np.void) -> list[int]:
+        """The words, where they lie in the heap."""
+        end = int(record["bias_offset"]) + 2 * int(record["bias_count"]) + int(record["ban_words"])
+        return self.ban_words(channel, record) if end <= self.limits.heap_tokens else []
+
+
+class BansThatEndEarly(BansOfOneToken):
+    """Takes a banned sequence that is longer than what is left."""
+
+    def bans_are_sound(self, channel: int, record: np.void) -> bool:
+        words = self.readable_bans(channel, record)
+        cut = len(words) > 1 and words[0] - 2**31 >= len(words) and max(words[1:]) < self.limits.vocab_size
+        return cut or SchedulerTwin.bans_are_sound(self, channel, record)
+
+
 class LogprobsTakeNoRoom(SchedulerTwin):
     """Keeps room for the token alone."""
 
@@ -252,6 +284,15 @@ class ReadsBiasLate(SchedulerTwin):
             entries = self.bias(sequence.channel, self.records[sequence])
             sequence.extras = replace(sequence.extras, bias=entries)
         return super().sample_row(sequence, token_index, position)
+
+
+class ReadsBansLate(ReadsBiasLate):
+    """Reads the banned sequences from the heap when the sequence samples."""
+
+    def sample_row(self, sequence: Sequence, token_index: int, position: int) -> Row:
+        if sequence.extras is not None:
+            sequence.extras = replace(sequence.extras, bans=self.bans(sequence.channel, self.records[sequence]))
+        return SchedulerTwin.sample_row(self, sequence, token_index, position)
 
 
 class NoClasses(SchedulerTwin):
@@ -385,7 +426,8 @@ class ReadsPromptLate(SchedulerTwin):
 
 def mutants() -> list[type[SchedulerTwin]]:
     """All of this file."""
-    return [each for each in SchedulerTwin.__subclasses__() if each.__module__ == __name__]
+    kinds = [each for each in globals().values() if isinstance(each, type) and issubclass(each, SchedulerTwin)]
+    return [each for each in kinds if each is not SchedulerTwin]
 
 
 def disagrees(twin_type: type[SchedulerTwin], seed: int) -> bool:

@@ -41,6 +41,7 @@ def planned(plan: Plan) -> set[str]:
         extras, rows = work.sequence.extras, [row for row in plan.rows if row.sequence is work.sequence]
         known = sum(row.known for row in rows)
         found |= {"several bias entries"} if extras is not None and len(extras.bias) > 1 else set()
+        found |= {"several banned sequences"} if extras is not None and len(extras.bans) > 1 else set()
         found |= {"masked stop tokens"} if rows and rows[-1].flags == 3 else set()
         found |= {"several scored tokens"} if known > 1 else set()
         found |= {"scored tokens and a sampled one"} if 0 < known < len(rows) else set()

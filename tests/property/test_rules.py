@@ -116,7 +116,7 @@ VALID: dict[str, Any] = {"prompt_tokens": 4, "max_tokens": 4, "temperature": 1, 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"flags": 8}, "BAD_FLAGS"),
     ({"flags": 1 << 31}, "BAD_FLAGS"),
-    ({"reserved": [0] * 11 + [1]}, "BAD_FLAGS"),
+    ({"reserved": [0] * 7 + [1]}, "BAD_FLAGS"),
     ({"prompt_tokens": 0}, "BAD_PROMPT_RANGE"),
     ({"prompt_offset": 61}, "BAD_PROMPT_RANGE"),
     ({"prompt_offset": FAR}, "BAD_PROMPT_RANGE"),
@@ -163,6 +163,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"bias_count": 1, "bias_offset": FAR}, "BAD_BIAS"),
     ({"bias_count": 1, "bias_offset": 5}, "BAD_BIAS"),
     ({"bias_count": 2, "bias_offset": 8}, "BAD_BIAS"),
+    ({"bias_count": 1, "bias_offset": 5, "ban_words": FAR}, "BAD_BIAS"),
+    ({"ban_words": 1025}, "BAD_BAN"),
+    ({"ban_words": FAR}, "BAD_BAN"),
+    ({"ban_words": 3, "bias_offset": 62}, "BAD_BAN"),
+    ({"ban_words": 3, "bias_offset": FAR - 2}, "BAD_BAN"),
+    ({"ban_words": 3, "bias_offset": 60, "bias_count": 1}, "BAD_BAN"),
+    ({"ban_words": 3}, "BAD_BAN"),
 ]
 TAKEN: list[dict[str, Any]] = [
     {},
@@ -226,6 +233,7 @@ def test_errors_are_found_in_the_order_of_their_codes(engine: Engines) -> None:
         "BAD_MIN_TOKENS": {"min_tokens": FAR},
         "BAD_LOGPROBS": {"logprobs": FAR},
         "BAD_BIAS": {"bias_count": FAR},
+        "BAD_BAN": {"ban_words": FAR},
     }
     codes = list(faults)
     for index, code in enumerate(codes):
@@ -258,6 +266,55 @@ def test_bias_entries(engine: Engines, entries: list[tuple[int, float]], taken: 
     bench.submit([1], max_tokens=1, bias_offset=10, bias_count=len(entries))
     bench.step()
     assert bench.records() == ([] if taken else [("REJECT", "ERROR", "BAD_BIAS", 0, 0)])
+
+
+def length(tokens: int) -> int:
+    """The word before so many tokens of a banned sequence."""
+    return 2**31 + tokens
+
+
+@pytest.mark.parametrize(
+    ("words", "taken"),
+    [
+        ([length(2), 0, 31], True),
+        ([length(3), 4, 4, 4, length(2), 9, 0], True),
+        ([length(2), 9, 0] * 6 + [length(29), *range(29)], True),
+        ([length(2), 0, 32], False),
+        ([length(2), 32, 0], False),
+        ([length(2), 0, 2**31 - 1], False),
+        ([length(1), 0], False),
+        ([length(0), length(2), 0, 0], False),
+        ([0, 0, 0], False),
+        ([0, length(2), 0, 0], False),
+        ([2, 0, 0], False),
+        ([length(3), 0, 0], False),
+        ([length(2), 0, 0, 0], False),
+        ([length(2), 0, 0, length(2), 0], False),
+        ([length(2), 0, 0, length(2)], False),
+        ([length(5), 0, 0, length(2), 0, 0], False),
+        ([length(2), length(2), 0], False),
+        ([length(2**31 - 1), 0, 0], False),
+    ],
+)
+@pytest.mark.parametrize("bias", [[], [(3, 1.0), (4, -1.0)]])
+def test_banned_sequences(engine: Engines, bias: list[tuple[int, float]], words: list[int], taken: bool) -> None:
+    bench = Bench(engine, heap_tokens=64, vocab_size=32)
+    bench.workers[0].write_bias(1, bias)
+    bench.workers[0].write_prompt(1 + 2 * len(bias), words)
+    bench.submit([1], max_tokens=1, bias_offset=1, bias_count=len(bias), ban_words=len(words))
+    bench.step()
+    assert bench.records() == ([] if taken else [("REJECT", "ERROR", "BAD_BAN", 0, 0)])
+
+
+@pytest.mark.parametrize(("last", "taken"), [(3, True), (4, False)])
+def test_as_many_banned_words_as_there_may_be(engine: Engines, last: int, taken: bool) -> None:
+    """340 sequences of two tokens and one of three make 1,024 words."""
+    bench = Bench(engine, heap_tokens=2048, vocab_size=32)
+    words = [*[length(2), 1, 2] * 340, length(last), *range(last)]
+    bench.workers[0].write_prompt(0, words)
+    bench.submit([1], max_tokens=1, offset=2047, bias_offset=0, ban_words=len(words))
+    bench.step()
+    assert bench.records() == ([] if taken else [("REJECT", "ERROR", "BAD_BAN", 0, 0)])
 
 
 def test_stop_tokens_are_masked_until_min_tokens_are_generated(engine: Engines) -> None:

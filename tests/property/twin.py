@@ -41,7 +41,7 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Extras:
-    """What few sequences need for sampling; fields as in `layout.SampleExtras`, and the bias entries."""
+    """What few sequences need for sampling; fields as in `layout.SampleExtras`, and bias entries and banned sequences."""
 
     min_p: float
     repetition_penalty: float
@@ -51,6 +51,7 @@ class Extras:
     allow_only: bool
     stop_tokens: list[int]
     bias: list[tuple[int, float]]
+    bans: list[list[int]]
 
 
 @dataclass(eq=False)
@@ -461,7 +462,9 @@ class SchedulerTwin:
             return ErrorCode.BAD_MIN_TOKENS
         if not self.logprobs_are_sound(int(record["logprobs"]), scores, end_apart=asked == 0):
             return ErrorCode.BAD_LOGPROBS
-        return ErrorCode.NONE if self.bias_is_sound(channel, record) else ErrorCode.BAD_BIAS
+        if not self.bias_is_sound(channel, record):
+            return ErrorCode.BAD_BIAS
+        return ErrorCode.NONE if self.bans_are_sound(channel, record) else ErrorCode.BAD_BAN
 
     def sampling_is_sound(self, record: np.void) -> bool:
         """Whether all numbers are finite and in range."""
@@ -501,6 +504,37 @@ class SchedulerTwin:
         words = np.array(list(self.inbound.halves[first : first + 2 * count]), np.uint32)
         return list(zip(words[::2].tolist(), words[1::2].view(np.float32).tolist(), strict=True))
 
+    def bans_are_sound(self, channel: int, record: np.void) -> bool:
+        """Whether the banned sequences can be read and every one is good."""
+        count = int(record["ban_words"])
+        end = int(record["bias_offset"]) + 2 * int(record["bias_count"]) + count
+        if count == 0:
+            return True
+        if count > 1024 or end > self.limits.heap_tokens:
+            return False
+        words = self.ban_words(channel, record)
+        while words:
+            length = words[0] - 2**31
+            if length < 2 or len(words) < 1 + length or max(words[1 : 1 + length]) >= self.limits.vocab_size:
+                return False
+            words = words[1 + length :]
+        return True
+
+    def ban_words(self, channel: int, record: np.void) -> list[int]:
+        """The words of the banned sequences of a submission whose range is sound."""
+        first = self.inbound.heap_at(channel) + int(record["bias_offset"]) + 2 * int(record["bias_count"])
+        return list(self.inbound.halves[first : first + int(record["ban_words"])])
+
+    def bans(self, channel: int, record: np.void) -> list[list[int]]:
+        """The banned sequences of a sound submission."""
+        found: list[list[int]] = []
+        for word in self.ban_words(channel, record) if int(record["ban_words"]) else []:
+            if word >= 2**31:
+                found.append([])
+            else:
+                found[-1].append(word)
+        return found
+
     def new_sequence(self, channel: int, record: np.void) -> Sequence:
         """A waiting sequence."""
         prompt = self.prompt(channel, record)
@@ -528,7 +562,7 @@ class SchedulerTwin:
         """What the sequence needs beside temperature, top_k and top_p, if anything."""
         off = {"min_p": (0,), "repetition_penalty": (0, 1), "presence_penalty": (0,), "frequency_penalty": (0,)}
         wanted = any(float(record[name]) not in values for name, values in off.items())
-        if not wanted and not int(record["bias_count"]) and not int(record["min_tokens"]):
+        if not wanted and not any(int(record[name]) for name in ("bias_count", "ban_words", "min_tokens")):
             return None
         flags = int(record["flags"])
         eos = [] if flags & arena.SubmitFlag.IGNORE_EOS else list(self.limits.eos_tokens)
@@ -541,6 +575,7 @@ class SchedulerTwin:
             allow_only=bool(flags & arena.SubmitFlag.ALLOW_ONLY),
             stop_tokens=eos + [int(token) for token in record["stop_tokens"][: int(record["stop_count"])]],
             bias=self.bias(channel, record),
+            bans=self.bans(channel, record),
         )
 
     def blocks_for(self, positions: int) -> int:

@@ -170,7 +170,7 @@ class Worker:
             record["max_tokens"] = record["min_tokens"] = 0
 
     def _add_extras(self, record: np.ndarray, rng: Random) -> None:
-        """What few submissions ask for; bias entries go behind the prompt, or before it, where they have room."""
+        """What few submissions ask for; bias entries and bans go behind the prompt, or before it, where they have room."""
         limits = self.limits
         record["min_p"] = rng.choice([0, 0.25, 1])
         record["repetition_penalty"] = rng.choice([0, 1, 1.5, 100])
@@ -181,13 +181,30 @@ class Worker:
         record["logprobs"] = rng.choice([0, min(1, most), rng.randint(0, most)])
         behind = int(record["prompt_offset"] + record["prompt_tokens"])
         place = behind if rng.random() < 0.7 else 0
-        room = (limits.heap_tokens - behind if place else int(record["prompt_offset"])) // 2
-        count = rng.randint(0, min(4, room, limits.vocab_size))
+        room = limits.heap_tokens - behind if place else int(record["prompt_offset"])
+        count = rng.randint(0, min(4, room // 2, limits.vocab_size))
         record["bias_offset"], record["bias_count"] = place, count
         if count and rng.random() < 0.3:
             record["flags"] = int(record["flags"]) | arena.SubmitFlag.ALLOW_ONLY
         tokens = sorted(rng.sample(range(limits.vocab_size), count))
         self.write_bias(place, [(token, rng.choice([1.5, -100, -np.inf, 3e38])) for token in tokens])
+        bans = self._bans(rng, room - 2 * count)
+        record["ban_words"] = self.write_bans(place + 2 * count, bans)
+
+    def _bans(self, rng: Random, room: int) -> list[list[int]]:
+        """Up to three banned sequences, each of up to four tokens."""
+        bans: list[list[int]] = []
+        for _ in range(rng.choice([0, 0, 1, 3])):
+            length = rng.randint(2, 4)
+            room -= 1 + length
+            bans += [[rng.randrange(self.limits.vocab_size) for _ in range(length)]] if room >= 0 else []
+        return bans
+
+    def write_bans(self, offset: int, bans: list[list[int]]) -> int:
+        """Writes banned sequences into the heap; their words."""
+        words = [word for tokens in bans for word in (arena.BAN_LENGTH + len(tokens), *tokens)]
+        self.write_prompt(offset, words)
+        return len(words)
 
     def write_bias(self, offset: int, entries: list[tuple[int, float]]) -> None:
         """Writes bias entries into the heap."""
@@ -198,7 +215,7 @@ class Worker:
         """A submission with one or two faults, each at its limit or far beyond it."""
         record = self.good_record(rng, long=False)
         for fault in (which, rng.randrange(16)) if rng.random() < 0.3 else (which,):
-            self._spoil(record, rng, fault % 12)
+            self._spoil(record, rng, fault % 13)
         return record
 
     def _spoil(self, record: np.ndarray, rng: Random, fault: int) -> None:
@@ -207,7 +224,7 @@ class Worker:
         if fault == 0:
             record["flags"] = rng.choice([8, 15, 2**31, far])
         elif fault == 1:
-            record["reserved"][rng.randrange(12)] = rng.randint(1, 255)
+            record["reserved"][rng.randrange(8)] = rng.randint(1, 255)
         elif fault == 2:
             record["prompt_tokens"] = rng.choice([0, limits.heap_tokens - offset + 1, far, (far - offset + 1) & far])
         elif fault == 3:
@@ -234,6 +251,8 @@ class Worker:
             record["flags"] = rng.choice([int(record["flags"]), arena.SubmitFlag.PROMPT_LOGPROBS])
         elif fault == 10:
             self._spoil_bias(record, rng)
+        elif fault == 11:
+            self._spoil_bans(record, rng)
         else:
             where = offset + rng.randrange(max(1, min(prompt, limits.heap_tokens)))
             self.write_prompt(where, [rng.choice([limits.vocab_size, far, 2**31])])
@@ -257,6 +276,33 @@ class Worker:
         else:
             entries = [(0, 1.0)] * count
         self.write_bias(0, entries)
+
+    def _spoil_bans(self, record: np.ndarray, rng: Random) -> None:
+        """Without bias entries, so that nothing else is wrong with what stands there."""
+        limits, far, length = self.limits, 2**32 - 1, arena.BAN_LENGTH
+        token, beyond = limits.vocab_size - 1, rng.choice([limits.vocab_size, 2**31 - 1])
+        record["bias_count"], record["flags"] = 0, int(record["flags"]) & ~arena.SubmitFlag.ALLOW_ONLY
+        words = rng.choice(
+            [
+                [token, token, token],
+                [length + 1, token],
+                [length, length + 2, token, token],
+                [length + 3, token, token],
+                [length + 2, token, token, token],
+                [length + 5, token, token, length + 2, token, token],
+                [length + 2, token, token, length + 2, token],
+                [far, token, token],
+                [length + 2, beyond, token],
+                [length + 2, token, beyond],
+            ]
+        )[: limits.heap_tokens]
+        record["bias_offset"], record["ban_words"] = 0, len(words)
+        self.write_prompt(0, words)
+        which = rng.randrange(4)
+        if which == 0:
+            record["ban_words"] = rng.choice([1025, limits.heap_tokens + 1, 2**31, far])
+        elif which == 1:
+            record["bias_offset"] = rng.choice([limits.heap_tokens - len(words) + 1, far, far - len(words) + 1]) & far
 
     # cancels
 

@@ -11,7 +11,6 @@ import torch
 from gpu_runtime.kernels import sampling
 from gpu_runtime.kernels.sampling import (
     GREEDY_BELOW,
-    Slots,
     philox,
     reference_adjusted,
     reference_probabilities,
@@ -19,7 +18,7 @@ from gpu_runtime.kernels.sampling import (
     uniform,
 )
 from gpu_runtime.scheduler import layout
-from tests.sampling_cases import WAYS, Cases, cases, spread
+from tests.sampling_cases import WAYS, Cases, cases, empty_slots, spread, write_bans
 
 
 # Known answers of Philox4x32-10 from the Random123 distribution (kat_vectors).
@@ -109,7 +108,7 @@ def expected_probabilities(made: Cases, r: int) -> torch.Tensor:
         history = made.slots.history[r].tolist()
         bias = dict(made.slots.bias[r][: extras["bias_count"]].tolist())
         masked = extras["stop_tokens"][: extras["stop_count"]].tolist() if row["flags"] & 2 else []
-        logits = reference_adjusted(logits, history[:prompt], history[prompt:end], extras, bias, masked)
+        logits = reference_adjusted(logits, history[:prompt], history[prompt:end], extras, bias, masked, made.banned[r])
         min_p = float(extras["min_p"])
     if row["temperature"] < GREEDY_BELOW or row["top_k"] == 1:
         return torch.zeros_like(logits).index_fill(0, logits.argmax(), 1.0)
@@ -162,8 +161,8 @@ def test_a_known_token_is_the_history_s_whatever_the_logits_say() -> None:
     """Unless they say nothing, or the history has no token there."""
     nan, inf = float("nan"), float("inf")
     logits = torch.tensor([[0.0, 3, nan, 1], [0.0, -inf, 0, 0], [inf, 0, 0, 0], [nan, -inf, nan, nan], [0.0] * 4])
-    slots = Slots(np.ones((5, 8), np.uint32), np.zeros(5, layout.SampleExtras), np.zeros((5, 1024), layout.BiasEntry))
-    slots.history[4] = 4
+    slots = empty_slots(5, 8)
+    slots.history[:4], slots.history[4] = 1, 4
     rows = rows_of(5, flags=layout.RowFlag.KNOWN, position=7, slot=np.arange(5), logprobs=2, temperature=0.5)
     found = np.zeros(5, layout.RowLogprobs)
     assert sample(logits, rows, slots, found).tolist() == [1, 1, 1, -1, -1]
@@ -185,13 +184,41 @@ def test_top_p_keeps_the_fewest_tokens_that_hold_the_share(top_p: float, kept: s
 
 
 def test_nothing_is_sampled_when_everything_is_forbidden() -> None:
-    slots = Slots(np.zeros((1, 8), np.uint32), np.zeros(1, layout.SampleExtras), np.zeros((1, 1024), layout.BiasEntry))
+    slots = empty_slots(1, 8)
     slots.extras["repetition_penalty"], slots.extras["allow_only"], slots.extras["bias_count"] = 1, 1, 2
     slots.bias["token"][0, :2], slots.bias["value"][0, :2] = (3, 5), -np.inf
     rows = rows_of(1, flags=layout.RowFlag.EXTRAS, temperature=1)
     assert sample(torch.randn(1, 9), rows, slots).tolist() == [-1]
     slots.bias["value"][0, 1] = -1000
     assert sample(torch.randn(1, 9), rows, slots).tolist() == [5]
+
+
+def test_banned_sequences_are_not_completed() -> None:
+    """Only where the answer so far ends in all tokens but the last one; the prompt does not count."""
+    slots = empty_slots(1, 8)
+    slots.history[0, :5] = [5, 6, 7, 8, 9]
+    slots.extras["prompt_tokens"], slots.extras["repetition_penalty"] = 2, 1
+    rows = rows_of(400, flags=layout.RowFlag.EXTRAS, temperature=1, position=5, seed=np.arange(400))
+    write_bans(slots, 0, [[7, 8, 9, 0], [8, 9, 1], [7, 9, 2], [9, 3], [6, 7, 8, 9, 4], [9, 9, 5], [5, 6], [8, 9, 7, 8]])
+    assert set(sample(torch.zeros(400, 10), rows, slots).tolist()) == {2, 4, 5, 6, 7, 8, 9}
+    slots.extras["prompt_tokens"] = 4
+    assert set(sample(torch.zeros(400, 10), rows, slots).tolist()) == set(range(10)) - {3}
+    slots.extras["prompt_tokens"] = 5
+    assert set(sample(torch.zeros(400, 10), rows, slots).tolist()) == set(range(10))
+
+
+def test_nothing_is_sampled_when_bans_leave_nothing() -> None:
+    """Of the two allowed tokens one is a stop token too early and the other one ends a banned sequence."""
+    slots = empty_slots(1, 8)
+    slots.history[0, :2] = [1, 3]
+    slots.extras["prompt_tokens"] = slots.extras["repetition_penalty"] = slots.extras["allow_only"] = 1
+    slots.extras["bias_count"], slots.bias["token"][0, :2] = 2, (3, 5)
+    slots.extras["stop_count"], slots.extras["stop_tokens"][0, 0] = 1, 5
+    write_bans(slots, 0, [[3, 3]])
+    rows = rows_of(1, flags=layout.RowFlag.EXTRAS, temperature=0, position=2)
+    assert sample(torch.zeros(1, 9), rows, slots).tolist() == [5]
+    rows["flags"] = layout.RowFlag.EXTRAS | layout.RowFlag.MASK_STOPS
+    assert sample(torch.zeros(1, 9), rows, slots).tolist() == [-1]
 
 
 def test_the_model_s_logits_stay_as_they_were() -> None:
@@ -216,6 +243,6 @@ def test_weights_are_powers_of_two_in_units_of_their_fixed_point() -> None:
     "fields", [{"flags": 1}, {"logprobs": 1}, {"flags": 1, "slot": 1}, {"flags": 1, "position": 9}]
 )
 def test_what_is_missing_or_not_there_is_refused(fields: dict) -> None:
-    slots = Slots(np.zeros((1, 8), np.uint32), np.zeros(1, layout.SampleExtras), np.zeros((1, 1024), layout.BiasEntry))
+    slots = empty_slots(1, 8)
     with pytest.raises(ValueError, match=r"room|slot"):
         sample(torch.zeros(1, 4), rows_of(1, **fields), slots if len(fields) > 1 else None)

@@ -157,6 +157,6 @@ def test_record_offsets_by_hand() -> None:
     assert arena.CANCEL_RECORD_OFFSETS == {"target": 0, "commit": 8}
     assert arena.SUBMIT_RECORD_OFFSETS["stop_tokens"] == 4 * 4 + 2 * 4 + 8 + 2 * 4
     assert arena.SUBMIT_RECORD_OFFSETS["min_p"] == 40 + 8 * 4
-    assert arena.SUBMIT_RECORD_OFFSETS["reserved"] == 72 + 4 * 4 + 5 * 4
+    assert arena.SUBMIT_RECORD_OFFSETS["ban_words"] == 72 + 4 * 4 + 5 * 4
     assert [arena.CHANNEL_IN_OFFSETS[name] % 64 for name in ("lease", "heartbeat", "log_read")] == [0, 0, 0]
     assert arena.MAGIC.to_bytes(8, "little") == b"BNKARENA"

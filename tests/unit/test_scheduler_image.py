@@ -22,8 +22,8 @@ def test_the_image_is_laid_out_for_its_device_addresses() -> None:
     assert len(made.content) == sizes.image
     assert made.addresses["block_table"] == BASE + sizes.image  # the first part that is zero
     history_bytes, table_bytes = 10 * 64 * 4, 10 * 4 * 4
-    bias_bytes = 10 * 1024 * 8
-    assert sizes.total == sizes.image + -(-table_bytes // 64) * 64 + bias_bytes + history_bytes
+    bias_bytes = bans_bytes = 10 * 1024 * 8
+    assert sizes.total == sizes.image + -(-table_bytes // 64) * 64 + bias_bytes + bans_bytes + history_bytes
     assert BASE <= made.addresses["header"] < made.addresses["works"] < made.addresses["sampled"]
     assert sorted(made.addresses.values())[-1] < BASE + sizes.total
 

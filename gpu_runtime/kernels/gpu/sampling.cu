@@ -6,12 +6,13 @@
 
 using namespace blink::layout;
 
-// Arrays by slot: extras [slots], bias [slots][MAX_BIAS], history [slots][window]. By row: rows, sampled, logprobs
-// [max_running]; logits and adjusted (room) [grid][vocab]. Blocks beyond the plan's rows do nothing.
+// Arrays by slot: extras [slots], bias [slots][MAX_BIAS], bans [slots][MAX_BAN_WORDS], history [slots][window]. By row:
+// rows, sampled, logprobs [max_running]; logits and adjusted (room) [grid][vocab]. Blocks beyond the plan's rows do
+// nothing.
 extern "C" __global__ void __launch_bounds__(blink::sampling::kThreads, 1)
     blink_sample_rows(const StepHeader* header, const SampleRow* rows, const float* logits, uint32_t vocab,
-                      const SampleExtras* extras, const BiasEntry* bias, const uint32_t* history, uint32_t window,
-                      float* adjusted, RowLogprobs* logprobs, int32_t* sampled) {
+                      const SampleExtras* extras, const BiasEntry* bias, const BanToken* bans, const uint32_t* history,
+                      uint32_t window, float* adjusted, RowLogprobs* logprobs, int32_t* sampled) {
   using namespace blink::sampling;
   asm volatile("griddepcontrol.launch_dependents;");
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -22,8 +23,14 @@ extern "C" __global__ void __launch_bounds__(blink::sampling::kThreads, 1)
   const SampleRow how = rows[r];
   const uint64_t slot = how.slot;
   const uint64_t start = uint64_t{r} * vocab;
-  const Row row{logits + start,          vocab,           how, extras + slot, bias + slot * blink::arena::MAX_BIAS,
-                history + slot * window, adjusted + start};
+  const Row row{logits + start,
+                vocab,
+                how,
+                extras + slot,
+                bias + slot * blink::arena::MAX_BIAS,
+                bans + slot * blink::arena::MAX_BAN_WORDS,
+                history + slot * window,
+                adjusted + start};
   const int32_t token = sample_row(BlockRow{&row_scratch}, scratch, row, logprobs + r);
   if (threadIdx.x == 0) sampled[r] = token;
 }

@@ -45,7 +45,7 @@ def sample_rows(logits: torch.Tensor, plan: DevicePlan, rows_max: int) -> None:
         raise ValueError(f"{rows_max} rows of {vocabulary} tokens are more than the sampling kernel or the plan hold")
     adjusted = torch.empty_like(logits[:rows_max])  # only rows with bias or penalties touch it
     step = (plan.header, plan.rows, logits)
-    by_slot, results = (slots.extras, slots.bias, slots.history), (adjusted, slots.logprobs, plan.sampled)
+    by_slot, results = (slots.extras, slots.bias, slots.bans, slots.history), (adjusted, slots.logprobs, plan.sampled)
     _kernel().launch(
         torch.cuda.current_stream().cuda_stream,
         grid=(rows_max, 1, 1),

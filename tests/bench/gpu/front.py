@@ -140,19 +140,23 @@ class Front:
         max_tokens: int,
         seconds: float = 20.0,
         bias: dict[int, float] | None = None,
+        bans: Sequence[Sequence[int]] = (),
         **sampling: Any,
     ) -> Generation:
         """Writes a submission; waits, polling, while ring or heap have no room."""
         entries = np.array(sorted((bias or {}).items()), np.dtype([("token", "<u4"), ("value", "<f4")]))
-        size = len(prompt) + 2 * len(entries)
+        words = np.array([word for one in bans for word in (arena.BAN_LENGTH + len(one), *one)], "<u4")
+        size = len(prompt) + 2 * len(entries) + len(words)
         start = self._heap.allocate(size)
         while start is None:
             self._wait_for_records(seconds)
             start = self._heap.allocate(size)
         self.wait(self._has_room, seconds, "no room in the submit ring", poll=True)
-        self.write(self.heap_offset + 4 * start, np.asarray(prompt, "<u4").tobytes() + entries.tobytes())
+        payload = np.asarray(prompt, "<u4").tobytes() + entries.tobytes() + words.tobytes()
+        self.write(self.heap_offset + 4 * start, payload)
         record = submission(start, len(prompt), max_tokens, **sampling)
-        record["bias_offset"], record["bias_count"] = (start + len(prompt), len(entries)) if bias else (0, 0)
+        record["bias_offset"] = start + len(prompt)
+        record["bias_count"], record["ban_words"] = len(entries), len(words)
         made = Generation(self.append(record), prompt, start)
         self.generations[made.position & _NAME_MASK] = made
         return made

@@ -23,6 +23,7 @@ def _case(about: str, *tests: str) -> Case:
 
 _STREAMS, _REFUSALS, _LIFE = "unit/test_dpu_streams.py", "unit/test_dpu_refusals.py", "unit/test_dpu_life.py"
 _COMPLETIONS, _LOGPROBS = "unit/test_dpu_completions.py", "unit/test_dpu_logprobs.py"
+_BAD_WORDS = "unit/test_dpu_bad_words.py"
 _PROMPT_LOGPROBS, _PROMPTS = "unit/test_dpu_prompt_logprobs.py", "unit/test_dpu_prompts.py"
 _DETOKENIZE, _WHOLE, _TOOLS = "unit/test_text_detokenize.py", "unit/test_text_whole.py", "unit/test_dpu_tools.py"
 _RULES, _HTTP1, _TENANTS = "property/test_rules.py", "unit/test_http1.py", "unit/test_tenants.py"
@@ -122,7 +123,9 @@ CASES: dict[str, Case] = {
     "VA6": _case("seeds over 64 bits", _RANGES, f"{_REFUSALS}::test_valid_edges"),
     "VA7": _case("bias outside the vocabulary or the range", _RANGES),
     "VA9": _case(
-        "bad words, bare and behind a space", f"{_COMPLETIONS}::test_bad_words_are_banned_bare_and_behind_a_space"
+        "bad words, bare and behind a space",
+        f"{_BAD_WORDS}::test_single_tokens_are_banned_bare_and_behind_a_space",
+        f"{_BAD_WORDS}::test_words_of_several_tokens_are_banned_as_sequences",
     ),
     "VA11": _case("a million choices", _RANGES),
     "VA13": _case(

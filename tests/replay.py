@@ -51,6 +51,7 @@ class Submission:
     logprobs: int
     priority: int
     bias: tuple[tuple[int, float], ...]
+    bans: tuple[tuple[int, ...], ...]
 
 
 @dataclass
@@ -252,16 +253,27 @@ class ReplayDevice:
         penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
         floats = {name: float(record[name]) for name in ("temperature", "top_p", "min_p", *penalties)}
         stops = tuple(record["stop_tokens"][: int(record["stop_count"])].tolist())
-        bias = self._bias(index, int(record["bias_offset"]), int(record["bias_count"]))
-        return Submission(
-            channel=index, position=position, prompt=prompt, stop_tokens=stops, bias=bias, **numbers, **floats
-        )
+        start, count = int(record["bias_offset"]), int(record["bias_count"])
+        bans = self._bans(index, start + 2 * count, int(record["ban_words"]))
+        lists = {"prompt": prompt, "stop_tokens": stops, "bias": self._bias(index, start, count), "bans": bans}
+        return Submission(channel=index, position=position, **lists, **numbers, **floats)
 
     def _bias(self, index: int, start: int, count: int) -> tuple[tuple[int, float], ...]:
         assert start + 2 * count <= self.sizes.heap_tokens
         heap = self._in.channel_offset(index) + self._in.channel_heap_offset + 4 * start
         words = np.frombuffer(self.inbound, "<u4", 2 * count, heap)
         return tuple(zip(words[::2].tolist(), words[1::2].view("<f4").tolist(), strict=True))
+
+    def _bans(self, index: int, start: int, count: int) -> tuple[tuple[int, ...], ...]:
+        assert start + count <= self.sizes.heap_tokens
+        heap = self._in.channel_offset(index) + self._in.channel_heap_offset + 4 * start
+        words, bans = np.frombuffer(self.inbound, "<u4", count, heap).tolist(), []
+        while words:
+            length = words[0] - arena.BAN_LENGTH
+            assert 2 <= length < len(words)
+            bans.append(tuple(words[1 : 1 + length]))
+            words = words[1 + length :]
+        return tuple(bans)
 
     def _take_cancels(self, index: int, channel: Channel) -> None:
         slots = self.sizes.cancel_slots

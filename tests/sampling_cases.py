@@ -63,7 +63,8 @@ WAYS: list[dict[str, Any]] = [
     {"known": True, "logprobs": 1},
     {"known": True, "logprobs": 6, "temperature": 1, "top_p": 0.5},
 ]
-"""Fields of SampleRow and SampleExtras; `bias`: number of entries; `bans`: of sequences; `masked`: with MASK_STOPS; `known`: with KNOWN."""
+"""Fields of SampleRow and SampleExtras; `bias`: number of entries; `bans`: of sequences; `masked`: with MASK_STOPS;
+`known`: with KNOWN."""
 
 EXTRAS = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "allow_only")
 
@@ -97,7 +98,9 @@ def cases(logits: torch.Tensor, ways: list[dict[str, Any]], seed: int = 0) -> Ca
 
 def write_bans(slots: Slots, slot: int, banned: list[list[int]]) -> None:
     """The slot's row of bans: a place for each length, then the tokens with the number of those behind."""
-    words = [word for tokens in banned for word in [(2**32 - 1, 0), *zip(tokens, reversed(range(len(tokens))))]]
+    words = []
+    for tokens in banned:
+        words += [(2**32 - 1, 0), *((token, len(tokens) - at) for at, token in enumerate(tokens, 1))]
     slots.extras[slot]["ban_words"] = len(words)
     slots.bans[slot, : len(words)] = words
 

@@ -1,37 +1,78 @@
-"""`bad_words`: words whose tokens are not sampled.
+"""`bad_words`: words that are not generated, bare and behind a space.
 
-What is added to logits does not change with what came before, so a word can be banned only where a single token is
-it: bare, and behind a space. The same text made of other, smaller tokens stays possible.
+Where one token is such a form, the token is not sampled at all. Where several are, the last one is not sampled when the
+answer so far ends in the others; what stands in the prompt does not count. The same text made of other tokens than the
+tokenizer writes it with stays possible.
 """
 
 from __future__ import annotations
 
-from dpu_service.api.errors import bad_value, unsupported
-from dpu_service.text.bundle import TextBundle
-from dpu_service.text.words import tokens_of_word
+from dataclasses import dataclass
+from functools import partial
 
-_LONGEST = 256
+from blink_proto import arena
+from dpu_service.api.errors import bad_value
+from dpu_service.text.encoder import TextEncoder
+from dpu_service.text.words import forms_of_word
+
+LONGEST_WORD = 256
+"""Characters."""
+_WORD_COST = 32
+"""Looking for a word's forms, in characters tokenised, beside twice its own."""
 
 
-def read_bad_words(words: list[str], bundle: TextBundle, vocab_size: int) -> frozenset[int]:
-    """The tokens to ban.
+@dataclass(frozen=True)
+class Banned:
+    """Single tokens, and sequences of two tokens or more."""
+
+    tokens: frozenset[int] = frozenset()
+    sequences: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def words(self) -> int:
+        """What the sequences take in the prompt heap."""
+        return sum(1 + len(sequence) for sequence in self.sequences)
+
+
+NOTHING = Banned()
+
+
+async def read_bad_words(words: list[str], encoder: TextEncoder, vocab_size: int) -> Banned:
+    """What to ban.
 
     Raises:
-        ApiError: 400: a word without characters, or one that takes more than one token, bare or behind a space.
+        ApiError: 400: a word is empty, too long or nothing that the model could write, or they take too many tokens.
     """
-    banned: frozenset[int] = frozenset()
+    if not words:
+        return NOTHING
+    bare = [_checked(number, word) for number, word in enumerate(words)]
+    cost = sum(_WORD_COST + 2 * len(word) for word in bare)
+    return await encoder.run(cost, partial(_find, bare, encoder, vocab_size))
+
+
+def _checked(number: int, word: str) -> str:
+    bare = word.lstrip(" ")
+    if not bare:
+        raise bad_value("bad_words", "'bad_words' must not contain an empty word")
+    if len(bare) > LONGEST_WORD:
+        raise bad_value(f"bad_words[{number}]", f"'bad_words[{number}]' may have at most {LONGEST_WORD} characters")
+    return bare
+
+
+def _find(words: list[str], encoder: TextEncoder, vocab_size: int) -> Banned:
+    tokens: set[int] = set()
+    sequences: dict[tuple[int, ...], None] = {}
+    left = arena.MAX_BAN_WORDS
     for number, word in enumerate(words):
-        bare = word.lstrip(" ")
-        if not bare:
-            raise bad_value("bad_words", "'bad_words' must not contain an empty word")
-        tokens = tokens_of_word(bundle, bare) if len(bare) <= _LONGEST else None
-        if tokens is None or max(tokens) >= vocab_size:
-            raise _several_tokens(number, bare)
-        banned |= tokens
-    return banned
-
-
-def _several_tokens(number: int, word: str) -> Exception:
-    shown = word if len(word) <= _LONGEST else word[:_LONGEST] + "…"
-    reason = "takes more than one token, bare or behind a space; only words of one token can be banned"
-    return unsupported(f"bad_words[{number}]", f"'bad_words[{number}]': '{shown}' {reason}")
+        forms = [form for form in forms_of_word(encoder.bundle, word) if max(form) < vocab_size]
+        if not forms:
+            name = f"bad_words[{number}]"
+            raise bad_value(name, f"'{name}': '{word}' is nothing that this model's tokens can spell")
+        tokens |= {form[0] for form in forms if len(form) == 1}
+        new = [form for form in forms if len(form) > 1 and form not in sequences]
+        sequences |= dict.fromkeys(new)
+        left -= sum(1 + len(form) for form in new)
+        if left < 0:
+            most = f"of words of several tokens, tokens and words together may be {arena.MAX_BAN_WORDS}"
+            raise bad_value("bad_words", f"'bad_words' take too many tokens: {most}")
+    return Banned(frozenset(tokens), tuple(one for one in sequences if tokens.isdisjoint(one)))

@@ -72,7 +72,8 @@ BadWords = Annotated[
     list[str],
     Meta(
         max_length=arena.MAX_BIAS // 2,
-        description="Words that are not generated, bare and behind a space. Each must be a single token both ways.",
+        description="Words that are not generated, bare and behind a space. Of a word of several tokens the last one "
+        "is not generated where the answer so far ends in the others.",
     ),
 ]
 AllowedTokens = Annotated[

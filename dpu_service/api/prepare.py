@@ -70,7 +70,7 @@ async def prepare_completion(find: Find, body: bytes) -> tuple[Serving, Prepared
     with_usage = _check_common(request)
     counts = read_counts(request.n, request.best_of, request.stream, serving.pump.queue_depth)
     asked = asked_of_completion(request, serving.geometry, ranked=counts.made > counts.answered)
-    choices = _choices(serving, request, counts.made, asked)
+    choices = await _choices(serving, request, counts.made, asked)
     rules = read_text_rules(request)
     prompts = await completion_prompts(bytes(request.prompt), serving.encoder, _prompt_rules(serving, request, choices))
     plan = Plan(
@@ -95,7 +95,7 @@ async def prepare_chat(find: Find, body: bytes) -> tuple[Serving, Prepared]:
     with_usage = _check_common(request)
     counts = read_counts(request.n, None, request.stream, serving.pump.queue_depth)
     asked = asked_of_chat(request, serving.geometry)
-    choices = _choices(serving, request, counts.made, asked)
+    choices = await _choices(serving, request, counts.made, asked)
     encoder, window = serving.encoder, serving.geometry.window
     tools = read_tools(request.tools, request.tool_choice, request.parallel_tool_calls, encoder)
     if tools.required and counts.made > 1:
@@ -113,7 +113,7 @@ async def prepare_chat(find: Find, body: bytes) -> tuple[Serving, Prepared]:
     length = fit_window(longest, limit, _window(serving, choices), param, "messages")
     plans = [
         Plan(
-            wanted=[Wanted(prompt, choices.samplings(length, longest), choices.bias.entries)],
+            wanted=[choices.wanted(prompt, length)],
             rules=replace(rules, markers=use.markers),
             asked=asked,
             continues=conversation.continue_final or bool(use.opening),
@@ -148,15 +148,15 @@ def _check_common(request: CommonRequest) -> bool:
     return bool(request.stream_options is not None and request.stream_options.include_usage)
 
 
-def _choices(serving: Serving, request: CommonRequest, count: int, asked: Asked) -> Choices:
+async def _choices(serving: Serving, request: CommonRequest, count: int, asked: Asked) -> Choices:
     vocab_size = serving.geometry.vocab_size
-    banned = read_bad_words(request.bad_words or [], serving.encoder.bundle, vocab_size)
+    banned = await read_bad_words(request.bad_words or [], serving.encoder, vocab_size)
     bias = read_bias(request.logit_bias, request.allowed_token_ids, vocab_size, banned)
     return read_choices(request, count, bias, vocab_size, asked)
 
 
 def _window(serving: Serving, choices: Choices) -> int:
-    heap = serving.geometry.heap_tokens - 2 * len(choices.bias.entries)  # prompt and bias stand in it together
+    heap = serving.geometry.heap_tokens - choices.bias.heap_words  # prompt and bias stand in it together
     return min(serving.geometry.window, heap + 1)
 
 
@@ -189,7 +189,7 @@ def _wanted(serving: Serving, request: CompletionRequest, choices: Choices, prom
     length = fit_window(count, request.max_tokens, window, "max_tokens", "prompt", least=0 if request.echo else 1)
     if request.max_tokens is None:
         length = min(length, DEFAULT_COMPLETION_TOKENS)
-    return Wanted(prompt.tokens, choices.samplings(length, count), choices.bias.entries)
+    return choices.wanted(prompt.tokens, length)
 
 
 async def _echoes(serving: Serving, prompts: list[Prompt], rules: TextRules) -> list[Echo]:

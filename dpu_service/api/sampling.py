@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
 from dpu_service.api.bias import Bias
@@ -11,6 +12,7 @@ from dpu_service.api.fields import MAX_STOP_CHARACTERS
 from dpu_service.api.logprobs import Asked
 from dpu_service.api.requests import CommonRequest
 from dpu_service.channel.rings import Sampling
+from dpu_service.sequences.pump import Wanted
 from dpu_service.text.choice import TextRules
 
 GREEDY_BELOW = 1e-3
@@ -37,6 +39,11 @@ class Choices:
     bias: Bias
     common: Sampling
     scores_prompt: bool = False
+
+    def wanted(self, prompt: Items[int], max_tokens: int) -> Wanted:
+        """What the device is asked for; see `samplings`."""
+        samplings = self.samplings(max_tokens, len(prompt))
+        return Wanted(prompt, samplings, self.bias.entries, self.bias.banned.sequences)
 
     def samplings(self, max_tokens: int, prompt_tokens: int) -> list[Sampling]:
         """One for each choice. Choice i of a given seed uses seed + i · 0x9E3779B97F4A7C15 (mod 2^64), so choice 0

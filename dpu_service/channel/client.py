@@ -40,18 +40,26 @@ class LeaseState(Enum):
 class SharedPrompt:
     """A prompt that one or more sequences read; it stays in the heap until the last of them has ended.
 
-    `bias`: (token, value) with ascending tokens, what all of them add to logits; it stands behind the tokens.
+    `bias`: (token, value) with ascending tokens, what all of them add to logits; it stands behind the tokens. `bans`:
+    sequences of two tokens or more that none of them completes; they stand behind the bias.
     """
 
     tokens: Items[int]
     users: int
     offset: int | None = None
     bias: Items[tuple[int, float]] = ()
+    bans: Items[Items[int]] = ()
 
     def heap_words(self) -> bytes:
         """What stands in the heap."""
         pairs = b"".join(struct.pack("<If", token, value) for token, value in self.bias)
-        return np.asarray(self.tokens, "<u4").tobytes() + pairs
+        bans = [word for tokens in self.bans for word in (arena.BAN_LENGTH + len(tokens), *tokens)]
+        return np.asarray(self.tokens, "<u4").tobytes() + pairs + np.asarray(bans, "<u4").tobytes()
+
+    @property
+    def ban_words(self) -> int:
+        """Words of the banned sequences."""
+        return sum(1 + len(tokens) for tokens in self.bans)
 
 
 @dataclass
@@ -204,7 +212,8 @@ class ChannelClient:
         if not self._submits.has_room(self._submit_read) or not self._place(prompt):
             return None
         assert prompt.offset is not None
-        payload = submit_payload(prompt.offset, len(prompt.tokens), sampling, len(prompt.bias))
+        counts = len(prompt.bias), prompt.ban_words
+        payload = submit_payload(prompt.offset, len(prompt.tokens), sampling, *counts)
         position = self._submits.append(payload)
         scored = len(prompt.tokens) - 1 if sampling.prompt_logprobs else 0
         self._sequences[position & _NAME_MASK] = Tracked(

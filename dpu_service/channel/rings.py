@@ -72,8 +72,10 @@ class Ring:
         return position
 
 
-def submit_payload(prompt_offset: int, prompt_tokens: int, sampling: Sampling, bias_count: int = 0) -> bytes:
-    """A SubmitRecord without its commit word. Bias entries stand behind the prompt in the heap."""
+def submit_payload(
+    prompt_offset: int, prompt_tokens: int, sampling: Sampling, bias_count: int = 0, ban_words: int = 0
+) -> bytes:
+    """A SubmitRecord without its commit word. Bias entries and banned sequences stand behind the prompt in the heap."""
     record = np.zeros((), arena.SubmitRecord)
     record["prompt_offset"] = prompt_offset
     record["prompt_tokens"] = prompt_tokens
@@ -92,7 +94,8 @@ def submit_payload(prompt_offset: int, prompt_tokens: int, sampling: Sampling, b
     for name in _PLAIN:
         record[name] = getattr(sampling, name)
     record["bias_count"] = bias_count
-    record["bias_offset"] = prompt_offset + prompt_tokens if bias_count else 0
+    record["ban_words"] = ban_words
+    record["bias_offset"] = prompt_offset + prompt_tokens if bias_count or ban_words else 0
     return record.tobytes()[: arena.SUBMIT_RECORD_OFFSETS["commit"]]
 
 

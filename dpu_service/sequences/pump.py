@@ -38,11 +38,13 @@ TOGETHER = 128
 
 @dataclass(frozen=True)
 class Wanted:
-    """One prompt and the sequences that it should start, one for each entry of `samplings`, all with one bias."""
+    """One prompt and the sequences that it should start, one for each entry of `samplings`, all with one bias and the
+    same banned sequences of tokens."""
 
     prompt: Items[int]
     samplings: list[Sampling]
     bias: Items[tuple[int, float]] = ()
+    bans: Items[Items[int]] = ()
 
 
 @dataclass(eq=False)
@@ -143,7 +145,7 @@ class Pump:
             raise QueueFullError("too many requests are waiting; try again later")
         made: list[Running] = []
         for one in wanted:
-            prompt = SharedPrompt(one.prompt, len(one.samplings), bias=one.bias)
+            prompt = SharedPrompt(one.prompt, len(one.samplings), bias=one.bias, bans=one.bans)
             made += [Running(len(made) + i, prompt, sampling, inbox) for i, sampling in enumerate(one.samplings)]
         self._queue.extend(made)
         self._not_started += count

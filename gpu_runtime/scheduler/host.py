@@ -85,7 +85,8 @@ class Plan:
 
     For sampling, indexed by a row's slot: `history` uint32 [max_sequences, max_model_tokens], the known tokens;
     `extras` SampleExtras [max_sequences]; `bias` BiasEntry [max_sequences, MAX_BIAS]; `bans` BanToken
-    [max_sequences, MAX_BAN_WORDS]. `logprobs` RowLogprobs [rows] is to be filled before the next step for the rows that ask for log-probabilities.
+    [max_sequences, MAX_BAN_WORDS]. `logprobs` RowLogprobs [rows] is to be filled before the next step for the rows
+    that ask for log-probabilities.
     """
 
     header: np.void

@@ -83,7 +83,7 @@ def _fit_for_device(prepared: Prepared) -> None:
             assert len(sampling.stop_tokens) <= 8
             assert all(0 <= token < tiny_text.vocab_size() for token in sampling.stop_tokens)
             assert 0 <= sampling.logprobs <= 21
-            submit_payload(0, len(wanted.prompt), sampling, len(wanted.bias))
+            submit_payload(0, len(wanted.prompt), sampling, len(wanted.bias), sum(map(len, wanted.bans)))
 
 
 def _fit_prompt(wanted: Wanted) -> None:
@@ -94,7 +94,10 @@ def _fit_prompt(wanted: Wanted) -> None:
     assert len(tokens) <= 1024
     assert all(0 <= token < tiny_text.vocab_size() for token in tokens)
     assert all(-100 <= value <= 100 or value == -math.inf for _, value in wanted.bias)
-    assert len(wanted.prompt) + 2 * len(tokens) <= SIZES.heap_tokens
+    assert all(len(ban) >= 2 and max(ban) < tiny_text.vocab_size() for ban in wanted.bans)
+    words = sum(1 + len(ban) for ban in wanted.bans)
+    assert words <= 1024
+    assert len(wanted.prompt) + 2 * len(tokens) + words <= SIZES.heap_tokens
 
 
 @cache

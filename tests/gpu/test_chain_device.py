@@ -237,7 +237,8 @@ def test_banned_sequences(front: Front) -> None:
         assert one.tokens[ends[0]] != before[ends[0]]
     for one in made + seeds:
         assert not [ban for ban in bans for k in range(24) if one.tokens[k : k + len(ban)] == ban]
-    inside = [front.submit([*text, *before[:5]], 1, bans=[before[4:6]]) for text, before in zip(texts, plain, strict=True)]
+    begun = [([*text, *before[:5]], before[4:6]) for text, before in zip(texts, plain, strict=True)]
+    inside = [front.submit(text, 1, bans=[ban]) for text, ban in begun]
     front.run(inside)
     assert [one.tokens for one in inside] == [before[5:6] for before in plain]
     front.run([alone := front.submit(texts[3], 24, bans=bans)])

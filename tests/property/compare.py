@@ -76,7 +76,9 @@ def assert_same_extras(core: host.Plan, slot: int, expected: twin.Extras) -> Non
         assert found[name] == getattr(expected, name), name
     assert found["stop_tokens"][: found["stop_count"]].tolist() == expected.stop_tokens
     assert core.bias[slot][: found["bias_count"]].tolist() == expected.bias
-    bans = [word for tokens in expected.bans for word in [(NO_TOKEN, 0), *zip(tokens, reversed(range(len(tokens))))]]
+    bans = []
+    for tokens in expected.bans:
+        bans += [(NO_TOKEN, 0), *((token, len(tokens) - at) for at, token in enumerate(tokens, 1))]
     assert core.bans[slot][: found["ban_words"]].tolist() == bans
 
 

@@ -41,7 +41,7 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Extras:
-    """What few sequences need for sampling; fields as in `layout.SampleExtras`, and bias entries and banned sequences."""
+    """What few sequences need for sampling; fields as in `layout.SampleExtras`, bias entries, bans."""
 
     min_p: float
     repetition_penalty: float

@@ -170,7 +170,7 @@ class Worker:
             record["max_tokens"] = record["min_tokens"] = 0
 
     def _add_extras(self, record: np.ndarray, rng: Random) -> None:
-        """What few submissions ask for; bias entries and bans go behind the prompt, or before it, where they have room."""
+        """What few submissions ask for; bias and bans go behind the prompt, or before it, where they have room."""
         limits = self.limits
         record["min_p"] = rng.choice([0, 0.25, 1])
         record["repetition_penalty"] = rng.choice([0, 1, 1.5, 100])

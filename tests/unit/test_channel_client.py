@@ -457,3 +457,16 @@ def test_bias_entries_stand_behind_the_prompt(device: ReplayDevice) -> None:
     assert submission.prompt == (7, 8, 9)
     assert submission.bias == ((3, -100.0), (50, 1.5))
     assert (submission.min_p, submission.min_tokens, submission.repetition_penalty) == (0.5, 2, 1)
+
+
+def test_banned_sequences_stand_behind_the_bias(device: ReplayDevice) -> None:
+    device.script = lambda s: Script([1], Finish.STOP)
+    client = attach(device)
+    first = SharedPrompt([7, 8, 9], 1, bias=[(3, -100.0)], bans=[(4, 5), (6, 7, 8)])
+    client.submit(first, Sampling(5))
+    client.submit(SharedPrompt([7], 1, bans=[(4, 5)]), Sampling(5))
+    assert client.heap.used_tokens == (3 + 2 + 3 + 4) + (1 + 3)
+    device.turn()
+    both, bans_alone = device.submissions
+    assert (both.bias, both.bans) == (((3, -100.0),), ((4, 5), (6, 7, 8)))
+    assert (bans_alone.bias, bans_alone.bans) == ((), ((4, 5),))

@@ -119,12 +119,14 @@ def test_submit_payload_of_what_few_ask_for() -> None:
         logprobs=21,
         priority=-2,
     )
-    raw = submit_payload(100, 20, sampling, bias_count=6)
+    raw = submit_payload(100, 20, sampling, bias_count=6, ban_words=9)
     assert raw[32:36] == b"\x02\0\0\0"
     assert submit_payload(0, 2, Sampling(0, logprobs=1, prompt_logprobs=True))[32:36] == b"\x04\0\0\0"
     assert raw[72:104] == struct.pack("<ffffIIII", 0.25, 1.5, -1, 2, 21, 120, 6, 3)
     assert raw[104:108] == struct.pack("<i", -2)
-    assert not any(raw[108:])
+    assert raw[108:112] == struct.pack("<I", 9)
+    assert not any(raw[112:])
+    assert submit_payload(100, 20, sampling, ban_words=3)[92:100] == struct.pack("<II", 120, 0)
 
 
 def record(lap: int, kind: int, finish: int, sequence: int, token: int) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -222,36 +221,6 @@ def test_a_stop_string_over_four_tokens_in_a_stream(front: FrontEnd) -> None:
     answer = complete(front, "hi", stop=["lo the fox j"], stream=True)
     assert joined(answer) == ("Hel", "stop")
     assert "lo" not in "".join(chunk["choices"][0]["text"] for chunk in events(answer))
-
-
-# what changes the logits
-
-
-def test_bad_words_are_banned_bare_and_behind_a_space(front: FrontEnd) -> None:
-    bare, spaced = tiny_text.tokenizer().token_to_id("the"), tiny_text.tokenizer().token_to_id("Ġthe")
-    both = {bare: -math.inf, spaced: -math.inf}
-    for word in ("the", " the"):
-        assert complete(front, "hi", bad_words=[word]).status_code == 200
-        assert front.device.submissions.pop().bias == tuple(sorted(both.items()))
-    (letter,) = tiny_text.byte_ids(b"t")
-    fields = {"logit_bias": {str(bare): 5, "9": 1}, "bad_words": ["the", "t"]}
-    assert complete(front, "hi", **fields).status_code == 200
-    wanted = both | {letter: -math.inf, 9: 1.0}
-    assert front.device.submissions.pop().bias == tuple(sorted(wanted.items())), "' t' is a space and the banned 't'"
-    assert complete(front, "hi", bad_words=["t"], allowed_token_ids=[letter, 9]).status_code == 200
-    assert front.device.submissions.pop().bias == ((9, 0.0),)
-    answer = complete(front, "hi", bad_words=["t"], allowed_token_ids=[letter])
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "bad_words")
-
-
-@pytest.mark.parametrize("word", ["describe", "fox", "é", "t" * 300])
-def test_a_bad_word_of_several_tokens_is_refused_by_name(front: FrontEnd, word: str) -> None:
-    """Of "fox" only the spaced form is a token of its own."""
-    answer = complete(front, "hi", bad_words=["t", word])
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"], error["code"]) == (400, "bad_words[1]", "unsupported_parameter")
-    assert word[:100] in error["message"]
-    assert not front.device.submissions
 
 
 def test_a_seed_means_the_same_under_load(front: FrontEnd) -> None:

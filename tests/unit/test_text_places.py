@@ -11,7 +11,6 @@ from blink_proto.arena import Finish
 from dpu_service.text.bundle import TextBundle
 from dpu_service.text.choice import ChoiceText, TextRules
 from dpu_service.text.places import TokenPlaces
-from dpu_service.text.words import token_of, tokens_of_word
 from tests import tiny_text
 
 BUNDLE = TextBundle(tiny_text.files())
@@ -127,16 +126,3 @@ def test_places_with_byte_fallback() -> None:
         found.append((shown, text.take_places()))
     held = ("", [])
     assert found == [("Machine", [0]), (" ", [7]), held, held, held, held, ("😀", [8] * 5), ("A", [9])]
-
-
-def test_tokens_of_words_in_either_kind_of_vocabulary() -> None:
-    words = ["<unk>", "▁Machine", "Machine", "▁", "ing", "▁is"]
-    made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [], unk_token="<unk>"))
-    made.decoder = with_byte_fallback().decoder
-    bundle = TextBundle({"tokenizer.json": made.to_str().encode()})
-    assert tokens_of_word(bundle, "Machine") == {1, 2}
-    assert tokens_of_word(bundle, "is") is None, "nothing bans the bare form"
-    assert token_of(bundle, " is") == 5
-    assert tokens_of_word(BUNDLE, "the") == {tiny_text.tokenizer().token_to_id(name) for name in ("the", "Ġthe")}
-    assert token_of(BUNDLE, "<|im_end|>") == tiny_text.special(tiny_text.END)
-    assert token_of(BUNDLE, "Ġthe") is None, "a text, not a name"

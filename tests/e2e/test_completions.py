@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import pytest
 
@@ -50,6 +52,25 @@ def test_a_banned_word_does_not_come(default_server: Serving) -> None:
     assert "Paris" in free.text
     (banned,) = complete(default_server, temperature=0, max_tokens=8, extra_body={"bad_words": ["Paris"]})
     assert "Paris" not in banned.text
+
+
+@EITHER_WAY
+def test_a_banned_word_of_several_tokens_is_not_completed(default_server: Serving, stream: bool) -> None:
+    """The answer is the same up to the word's last token; log-probabilities go on telling what the model likes best."""
+    greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "logprobs": 1}
+    (free,) = complete(default_server, **greedy)
+    begun = free.logprobs.tokens[2:6]
+    word = "".join(begun).lstrip(" ")
+    fields = {"model": default_server.model, "prompt": PROMPT, "extra_body": {"bad_words": [word]}, **greedy}
+    answer = default_server.client().completions.create(stream=stream, **fields)
+    choices = [part.choices[0] for part in answer] if stream else [answer.choices[0]]
+    text = "".join(choice.text for choice in choices)
+    tokens = [token for choice in choices if choice.logprobs for token in choice.logprobs.tokens]
+    best = [likely for choice in choices if choice.logprobs for likely in choice.logprobs.top_logprobs]
+    assert word not in text
+    assert tokens[:5] == free.logprobs.tokens[:5]
+    assert tokens[5] != begun[3]
+    assert max(best[5], key=best[5].__getitem__) == begun[3]
 
 
 @EITHER_WAY

@@ -186,7 +186,8 @@ def _use(client: ChannelClient, device: _Device) -> None:
     kind = device.pick(8)
     if kind < 2:
         sampling = Sampling(MAX_TOKENS, logprobs=device.pick(4))
-        client.submit(SharedPrompt([1, 2, 3], 1, bias=((1, 0.5),)), sampling)
+        bans = ((1, 2),) if device.pick(2) else ()
+        client.submit(SharedPrompt([1, 2, 3], 1, bias=((1, 0.5),), bans=bans), sampling)
     elif kind == 2:
         client.cancel(device.pick(8))
 

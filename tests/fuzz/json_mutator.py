@@ -30,7 +30,7 @@ VALUES: list[Any] = [
     ),
     *([], {}, [[]], [1], [0, 399], ["a", "b"], {"1": 1}, {"a": 1}, {"type": "text"}, [{"type": "text", "text": "x"}]),
     *({"include_usage": True}, [{"role": "user", "content": "hi"}], {"role": "system", "content": None}),
-    *([{"role": "assistant", "tool_calls": [{}]}], {"type": "function", "function": {"name": "f"}}),
+    *([{"role": "assistant", "tool_calls": [{}]}], {"type": "function", "function": {"name": "f"}}, ["the end"]),
 ]
 RAW = [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"1.0", b"\xff", b"\\ud800", b"[" * 300, b'"model":"tiny",', b"00"]
 

@@ -83,7 +83,7 @@ def _fit_for_device(prepared: Prepared) -> None:
             assert len(sampling.stop_tokens) <= 8
             assert all(0 <= token < tiny_text.vocab_size() for token in sampling.stop_tokens)
             assert 0 <= sampling.logprobs <= 21
-            submit_payload(0, len(wanted.prompt), sampling, len(wanted.bias), sum(map(len, wanted.bans)))
+            submit_payload(0, len(wanted.prompt), sampling, len(wanted.bias), _ban_words(wanted))
 
 
 def _fit_prompt(wanted: Wanted) -> None:
@@ -95,9 +95,12 @@ def _fit_prompt(wanted: Wanted) -> None:
     assert all(0 <= token < tiny_text.vocab_size() for token in tokens)
     assert all(-100 <= value <= 100 or value == -math.inf for _, value in wanted.bias)
     assert all(len(ban) >= 2 and max(ban) < tiny_text.vocab_size() for ban in wanted.bans)
-    words = sum(1 + len(ban) for ban in wanted.bans)
-    assert words <= 1024
-    assert len(wanted.prompt) + 2 * len(tokens) + words <= SIZES.heap_tokens
+    assert _ban_words(wanted) <= 1024
+    assert len(wanted.prompt) + 2 * len(tokens) + _ban_words(wanted) <= SIZES.heap_tokens
+
+
+def _ban_words(wanted: Wanted) -> int:
+    return sum(1 + len(ban) for ban in wanted.bans)
 
 
 @cache

@@ -95,6 +95,7 @@ extern "C" __global__ void blink_poll(const State* state, ChainBoard* board) {
   for (uint64_t now = begin; now - begin < board->longest_poll_ns; now = now_ns()) {
     if (blink::load_acquire(&board->command) != board->command_seen) return;
     if (board->host_inbound != 0 && blink::bell_of(*state, *board) != board->bell_polled) return;
+    if (blink::load_acquire(&board->direct) != board->direct_seen) return;  // the pull takes note of it
     if (blink::has_news(*state)) return;
     // Short while a next request is likely.
     __nanosleep(now - board->idle_since_ns < 1'000'000'000 ? 500 : 5'000);

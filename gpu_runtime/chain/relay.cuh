@@ -1,7 +1,8 @@
 // The shm transport's end on the GPU: what a network card does for a DPU, for an arena in host memory. Front ends write
 // into host memory that the GPU maps; the pull copies what is new into the arena in device memory, where the scheduler
 // looks, and the push copies token records, cursors and telemetry back. A running chain reads one word of host memory
-// a step, the bell, and the rest only when it has rung.
+// a step, the bell, and the rest only when it has rung. Channels of front ends that reach device memory by themselves
+// (RDMA) are left alone: their words in host memory say nothing.
 #pragma once
 #include "scheduler/intake.h"
 #include "scheduler/layout.h"
@@ -11,6 +12,9 @@ namespace blink {
 
 constexpr uint32_t kFullWarp = 0xFFFFFFFFu;
 constexpr uint32_t kLanes = 32;
+
+// Whether the channel's front end reaches device memory by itself, as far as the relay has been told.
+__device__ inline bool is_direct(const layout::ChainBoard& board, uint32_t c) { return board.direct_seen >> c & 1; }
 
 // The same part of a region in host memory.
 template <class T>
@@ -154,17 +158,27 @@ __device__ inline uint64_t bell_of(const State& state, const layout::ChainBoard&
 // The bell is every front end's to ring, and so every one's to spoil: nobody depends on it for longer than that.
 constexpr uint64_t kLongestTrustNs = 50'000'000;
 
+// Notes which channels are direct; whether that is news. Pulls run one after another, so from here on none copies what
+// the older word had the relay copy: a front end may be told of its channel as soon as this word is seen.
+__device__ inline bool take_direct(layout::ChainBoard& board) {
+  const uint64_t direct = load_relaxed(&board.direct);
+  const bool changed = direct != board.direct_seen;
+  board.direct_seen = direct;
+  return changed;
+}
+
 // Takes over what front ends have written, if the bell says that there may be something. The whole block.
 __device__ inline void pull(const State& state, layout::ChainBoard& board, uint64_t now_ns) {
   uint64_t bell = 0;
   bool look = false;
   if (threadIdx.x == 0) {
     bell = bell_of(state, board);
-    look = bell != board.bell_seen || now_ns - board.pulled_ns >= kLongestTrustNs;
+    look = take_direct(board) || bell != board.bell_seen || now_ns - board.pulled_ns >= kLongestTrustNs;
   }
   if (!__syncthreads_or(look)) return;
   Pulled pulled{false, false};
   for (uint32_t c = threadIdx.x / kLanes; c < state.config.channels; c += blockDim.x / kLanes) {
+    if (is_direct(board, c)) continue;
     const Pulled one = pull_channel(state, board, c);
     pulled = {pulled.any || one.any, pulled.more || one.more};
   }
@@ -177,13 +191,15 @@ __device__ inline void pull(const State& state, layout::ChainBoard& board, uint6
   board.bell_polled = any && more ? bell - 1 : bell;
 }
 
-// The token log's new records. One warp for each channel.
+// The token log's new records. One warp for each channel. Those of a direct channel are read where they are; a later
+// front end's begin behind them.
 __device__ inline void push_records(const State& state, layout::ChainBoard& board, uint32_t c) {
   const uint32_t lane = threadIdx.x % kLanes;
   const uint64_t slots = state.config.log_slots;
   const uint64_t end = state.channels[c].log_next;
+  const uint64_t begin = is_direct(board, c) ? end : board.pushed[c];
   auto* log = outbound_part<arena::TokenRecord>(state, c, state.outbound_layout.channel_log_offset);
-  for (uint64_t position = board.pushed[c] + lane; position < end; position += kLanes) {
+  for (uint64_t position = begin + lane; position < end; position += kLanes) {
     arena::TokenRecord* from = log + position % slots;
     auto* to = mirrored<arena::TokenRecord>(from, state.outbound, board.host_outbound);
     store_relaxed(&to->body, from->body);
@@ -193,7 +209,8 @@ __device__ inline void push_records(const State& state, layout::ChainBoard& boar
   if (lane == 0) board.pushed[c] = end;
 }
 
-// Cursors after the records they speak of; the lease after the cursors that belong to it; `live` last.
+// Cursors after the records they speak of; the lease after the cursors that belong to it; `live` last. Those of direct
+// channels too: the control process looks at them.
 __device__ inline void push_words(const State& state, const layout::ChainBoard& board, uint32_t c) {
   const arena::ChannelOut* from = channel_out(state, c);
   auto* to = mirrored<arena::ChannelOut>(from, state.outbound, board.host_outbound);

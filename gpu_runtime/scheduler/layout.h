@@ -13,7 +13,7 @@
 namespace blink::layout {
 
 inline constexpr uint32_t kVersion = 1;
-inline constexpr uint64_t kLayoutHash = 0xECC0952D3AC23692ull;
+inline constexpr uint64_t kLayoutHash = 0x3CB48985C9555F0Bull;
 inline constexpr uint32_t MAX_EOS_TOKENS = 0x10u;  // stop tokens a model may have
 inline constexpr uint32_t MAX_BUCKETS = 0x40u;  // sizes of step graphs at most
 inline constexpr uint32_t MAX_CANCELS_PER_STEP = 0x20u;  // cancel records taken in one step at most, over all channels
@@ -252,7 +252,10 @@ struct alignas(8) Mailbox {
   uint64_t ready;  // 1 once the chain is warm, written by the chain
   uint64_t progress_done;  // units of start-up work done
   uint64_t progress_total;  // units of start-up work in all
-  uint8_t pad0[32];  // zero
+  uint64_t direct;  // of a CUDA device: what the control process wants as the board's word of that name
+  uint64_t direct_seen;  // the board's word of that name, written by the chain's process
+  uint64_t halted;  // 1 once nothing runs on the CUDA device any more, written by the chain's process, which waits then until the arena's memory is let go
+  uint8_t pad0[8];  // zero
 };
 static_assert(sizeof(Mailbox) == 64);
 #ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
@@ -260,7 +263,10 @@ static_assert(offsetof(Mailbox, command) == 0);
 static_assert(offsetof(Mailbox, ready) == 8);
 static_assert(offsetof(Mailbox, progress_done) == 16);
 static_assert(offsetof(Mailbox, progress_total) == 24);
-static_assert(offsetof(Mailbox, pad0) == 32);
+static_assert(offsetof(Mailbox, direct) == 32);
+static_assert(offsetof(Mailbox, direct_seen) == 40);
+static_assert(offsetof(Mailbox, halted) == 48);
+static_assert(offsetof(Mailbox, pad0) == 56);
 #endif
 
 // when a step ran, by the device's own clock (globaltimer)
@@ -303,7 +309,9 @@ struct alignas(8) ChainBoard {
   uint64_t pushed[64];  // by channel: position up to which the token log was copied to host memory
   uint64_t bell_polled;  // value of the bell with which the idle poll goes on waiting: that of the last pull, or another one when there may be more to take over
   uint64_t pulled_ns;  // when the last pull looked beyond the bell
-  uint8_t pad0[608];  // zero
+  uint64_t direct;  // a bit for each channel: its front end reaches device memory by itself, so that the relay leaves the channel alone; written by the chain's process
+  uint64_t direct_seen;  // the same as of the last pull: from then on no other one goes by an older value
+  uint8_t pad0[592];  // zero
 };
 static_assert(sizeof(ChainBoard) == 2240);
 #ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
@@ -322,7 +330,9 @@ static_assert(offsetof(ChainBoard, mixed_graphs) == 592);
 static_assert(offsetof(ChainBoard, pushed) == 1104);
 static_assert(offsetof(ChainBoard, bell_polled) == 1616);
 static_assert(offsetof(ChainBoard, pulled_ns) == 1624);
-static_assert(offsetof(ChainBoard, pad0) == 1632);
+static_assert(offsetof(ChainBoard, direct) == 1632);
+static_assert(offsetof(ChainBoard, direct_seen) == 1640);
+static_assert(offsetof(ChainBoard, pad0) == 1648);
 #endif
 
 }  // namespace blink::layout

@@ -8,7 +8,7 @@ from enum import IntEnum, IntFlag
 import numpy as np
 
 VERSION = 1
-LAYOUT_HASH = 0xECC0952D3AC23692
+LAYOUT_HASH = 0x3CB48985C9555F0B
 
 MAX_EOS_TOKENS = 0x10
 """stop tokens a model may have"""
@@ -220,12 +220,15 @@ Mailbox = np.dtype(
         ("ready", "<u8"),  # 1 once the chain is warm, written by the chain
         ("progress_done", "<u8"),  # units of start-up work done
         ("progress_total", "<u8"),  # units of start-up work in all
-        ("pad0", "u1", (32,)),  # zero
+        ("direct", "<u8"),  # of a CUDA device: what the control process wants as the board's word of that name
+        ("direct_seen", "<u8"),  # the board's word of that name, written by the chain's process
+        ("halted", "<u8"),  # 1 once nothing runs on the CUDA device any more, written by the chain's process, which waits then until the arena's memory is let go
+        ("pad0", "u1", (8,)),  # zero
     ]
 )
 """the control process and the chain talk through this page only; the chain reads one word of it per step"""
 assert Mailbox.itemsize == 64
-MAILBOX_OFFSETS = {"command": 0, "ready": 8, "progress_done": 16, "progress_total": 24, "pad0": 32}
+MAILBOX_OFFSETS = {"command": 0, "ready": 8, "progress_done": 16, "progress_total": 24, "direct": 32, "direct_seen": 40, "halted": 48, "pad0": 56}
 assert Mailbox.fields is not None
 assert {name: field[1] for name, field in Mailbox.fields.items()} == MAILBOX_OFFSETS
 
@@ -264,11 +267,13 @@ ChainBoard = np.dtype(
         ("pushed", "<u8", (64,)),  # by channel: position up to which the token log was copied to host memory
         ("bell_polled", "<u8"),  # value of the bell with which the idle poll goes on waiting: that of the last pull, or another one when there may be more to take over
         ("pulled_ns", "<u8"),  # when the last pull looked beyond the bell
-        ("pad0", "u1", (608,)),  # zero
+        ("direct", "<u8"),  # a bit for each channel: its front end reaches device memory by itself, so that the relay leaves the channel alone; written by the chain's process
+        ("direct_seen", "<u8"),  # the same as of the last pull: from then on no other one goes by an older value
+        ("pad0", "u1", (592,)),  # zero
     ]
 )
 """what the chain's kernels know beside the scheduler's state; in device memory"""
 assert ChainBoard.itemsize == 2240
-CHAIN_BOARD_OFFSETS = {"command": 0, "command_seen": 8, "bell_seen": 16, "host_inbound": 24, "host_outbound": 32, "stamps": 40, "longest_poll_ns": 48, "idle_since_ns": 56, "launch_error": 64, "idle_graph": 72, "decode_graphs": 80, "mixed_graphs": 592, "pushed": 1104, "bell_polled": 1616, "pulled_ns": 1624, "pad0": 1632}
+CHAIN_BOARD_OFFSETS = {"command": 0, "command_seen": 8, "bell_seen": 16, "host_inbound": 24, "host_outbound": 32, "stamps": 40, "longest_poll_ns": 48, "idle_since_ns": 56, "launch_error": 64, "idle_graph": 72, "decode_graphs": 80, "mixed_graphs": 592, "pushed": 1104, "bell_polled": 1616, "pulled_ns": 1624, "direct": 1632, "direct_seen": 1640, "pad0": 1648}
 assert ChainBoard.fields is not None
 assert {name: field[1] for name, field in ChainBoard.fields.items()} == CHAIN_BOARD_OFFSETS

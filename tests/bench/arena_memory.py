@@ -54,8 +54,11 @@ class Memory:
         names = ("channels", "submit_slots", "cancel_slots", "log_slots", "heap_tokens")
         self.sizes = arena.Sizes(**{name: int(config[name]) for name in names})
         self._in, self._out = arena.InboundLayout(self.sizes), arena.OutboundLayout(self.sizes)
-        self.inbound, self.outbound = aligned(self._in.total_bytes), aligned(self._out.total_bytes)
-        s = self.sizes
+        self.show(aligned(self._in.total_bytes), aligned(self._out.total_bytes))
+
+    def show(self, inbound: np.ndarray, outbound: np.ndarray) -> None:
+        """Makes the views those of these regions."""
+        self.inbound, self.outbound, s = inbound, outbound, self.sizes
         channels = range(s.channels)
         self.control = [self._inbound(c, self._in.channel_control_offset, arena.ChannelIn, 1)[0] for c in channels]
         self.submit = [

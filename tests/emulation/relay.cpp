@@ -1,5 +1,7 @@
 // The relay between an arena in host memory and the one that the scheduler looks at, on emulated threads, behind the
 // host library's interface: the regions that a caller gives are the front ends' side, the scheduler has its own.
+// BLINK_DIRECT says whose front ends reach the scheduler's by themselves, as through a network card that is played
+// here.
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -18,13 +20,18 @@
 #undef blink_scheduler_poll
 #include "chain/relay.cuh"
 
+#ifndef BLINK_DIRECT
+#define BLINK_DIRECT 0
+#endif
+
 namespace {
 
 constexpr uint32_t kThreads = 256;
 
 struct Relay {
-  uint8_t* inbound;
-  uint8_t* outbound;
+  uint8_t *inbound, *outbound;              // the scheduler's
+  uint8_t *front_inbound, *front_outbound;  // the front ends'
+  uint8_t *host_inbound, *host_outbound;    // what the relay takes for the front ends'
   blink::layout::ChainBoard board{};
   uint64_t now_ns = 0;
 };
@@ -48,9 +55,36 @@ void forget_waiting(const State& state) {
   }
 }
 
+bool is_direct(uint32_t c) { return uint64_t{BLINK_DIRECT} >> c & 1; }
+
+// What front ends wrote comes to where it belongs. In host memory a direct channel has the words of a front end that
+// has come back to what is no longer its own.
+void deliver(const State& state, Relay& relay) {
+  const auto& layout = state.inbound_layout;
+  for (uint32_t c = 0; c < state.config.channels; ++c) {
+    const uint64_t at = layout.channel_offset(c), size = layout.channel_bytes;
+    std::memcpy(relay.host_inbound + at, relay.front_inbound + at, size);
+    if (!is_direct(c)) continue;
+    std::memcpy(relay.inbound + at, relay.front_inbound + at, size);
+    auto* stale = reinterpret_cast<blink::arena::ChannelIn*>(relay.host_inbound + at + layout.channel_control_offset);
+    ++stale->lease, ++stale->heartbeat, ++stale->log_read;
+  }
+}
+
+// What the scheduler published, from where it is read.
+void fetch(const State& state, Relay& relay) {
+  const auto& layout = state.outbound_layout;
+  std::memcpy(relay.front_outbound, relay.host_outbound, layout.total_bytes);
+  for (uint32_t c = 0; c < state.config.channels; ++c) {
+    const uint64_t at = layout.channel_offset(c);
+    if (is_direct(c)) std::memcpy(relay.front_outbound + at, relay.outbound + at, layout.channel_bytes);
+  }
+}
+
 void pull(blink_scheduler* scheduler) {
   Relay& relay = relays.at(scheduler);
   forget_waiting(scheduler->state);
+  if (BLINK_DIRECT) deliver(scheduler->state, relay);
   relay.now_ns += blink::kLongestTrustNs;  // the histories ring no bell
   block().run([&] { blink::pull(scheduler->state, relay.board, relay.now_ns); });
 }
@@ -66,6 +100,7 @@ void push(blink_scheduler* scheduler) {
     if (threadIdx.x < state.config.channels) blink::push_words(state, relay.board, threadIdx.x);
     if (threadIdx.x < sizeof(blink::arena::Telemetry) / 8) blink::push_telemetry(state, relay.board, threadIdx.x);
   });
+  if (BLINK_DIRECT) fetch(scheduler->state, relay);
 }
 
 uint8_t* zeroed(size_t bytes) {
@@ -80,9 +115,12 @@ extern "C" {
 
 BLINK_EXPORT blink_scheduler* blink_scheduler_create(const SchedulerConfig* config, const uint8_t* inbound,
                                                      size_t inbound_bytes, uint8_t* outbound, size_t outbound_bytes) {
-  Relay relay{zeroed(inbound_bytes), zeroed(outbound_bytes)};
-  relay.board.host_inbound = reinterpret_cast<uintptr_t>(inbound);
-  relay.board.host_outbound = reinterpret_cast<uintptr_t>(outbound);
+  Relay relay{zeroed(inbound_bytes), zeroed(outbound_bytes), const_cast<uint8_t*>(inbound), outbound};
+  relay.host_inbound = BLINK_DIRECT ? zeroed(inbound_bytes) : relay.front_inbound;
+  relay.host_outbound = BLINK_DIRECT ? zeroed(outbound_bytes) : outbound;
+  relay.board.host_inbound = reinterpret_cast<uintptr_t>(relay.host_inbound);
+  relay.board.host_outbound = reinterpret_cast<uintptr_t>(relay.host_outbound);
+  relay.board.direct = BLINK_DIRECT;
   auto* made = blink_scheduler_create_on_host(config, relay.inbound, inbound_bytes, relay.outbound, outbound_bytes);
   if (made == nullptr) return nullptr;
   relays[made] = relay;
@@ -93,8 +131,11 @@ BLINK_EXPORT void blink_scheduler_destroy(blink_scheduler* scheduler) {
   const auto found = relays.find(scheduler);
   if (found == relays.end()) return;
   blink_scheduler_destroy_on_host(scheduler);
-  std::free(found->second.inbound);
-  std::free(found->second.outbound);
+  const Relay& relay = found->second;
+  for (uint8_t* memory : {relay.inbound, relay.outbound}) std::free(memory);
+  if (BLINK_DIRECT) {
+    for (uint8_t* memory : {relay.host_inbound, relay.host_outbound}) std::free(memory);
+  }
   relays.erase(found);
 }
 
@@ -116,6 +157,23 @@ BLINK_EXPORT void blink_relay_step(blink_scheduler* scheduler, uint64_t now_ns) 
   blink_scheduler_step_on_host(scheduler, now_ns, 0);
   push(scheduler);
 }
+
+// Which channels are direct from the next pull on.
+BLINK_EXPORT void blink_relay_set_direct(blink_scheduler* scheduler, uint64_t direct) {
+  relays.at(scheduler).board.direct = direct;
+}
+
+// Which ones the last pull left alone.
+BLINK_EXPORT uint64_t blink_relay_direct_seen(blink_scheduler* scheduler) {
+  return relays.at(scheduler).board.direct_seen;
+}
+
+// The scheduler's own regions, where a network card writes and reads.
+BLINK_EXPORT uint8_t* blink_relay_inbound(blink_scheduler* scheduler) { return relays.at(scheduler).inbound; }
+BLINK_EXPORT uint8_t* blink_relay_outbound(blink_scheduler* scheduler) { return relays.at(scheduler).outbound; }
+
+// Whether the idle poll would go on waiting, as far as the scheduler's own regions say.
+BLINK_EXPORT int blink_relay_rests(blink_scheduler* scheduler) { return !blink::has_news(scheduler->state); }
 
 BLINK_EXPORT int blink_scheduler_poll(blink_scheduler* scheduler, const uint64_t* command, uint64_t expected,
                                       uint64_t timeout_ns) {

@@ -1,5 +1,5 @@
 """Device code on emulated threads against the twin: the scheduler as the GPU's block of threads runs it, and the relay
-between host and device memory, behind which front ends see what the twin says."""
+between host and device memory, behind which front ends see what the twin says, those too that it must leave alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize(
-    ("emulated", "histories"), [("scheduler_block.cpp", 60), ("relay.cpp", 200)], indirect=["emulated"]
+    ("emulated", "histories"),
+    [("scheduler_block.cpp", 60), ("relay.cpp", 200), ("relay_direct.cpp", 100)],
+    indirect=["emulated"],
 )
 def test_emulated_and_twin_agree(histories: int) -> None:
     for seed in range(histories):

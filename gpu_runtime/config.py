@@ -54,6 +54,16 @@ class RuntimeConfig:
     verbs_binding: str = "auto"
     """Package that verbs are called by."""
 
+    @property
+    def uses_rdma(self) -> bool:
+        """Front ends may come from other machines."""
+        return bool(set(self.transports) - {"shm"})
+
+    @property
+    def serves_local(self) -> bool:
+        """Front ends may come from this machine, by shared memory."""
+        return "shm" in self.transports
+
     def arena_sizes(self) -> arena.Sizes:
         """Sizes of the arena's rings."""
         return arena.Sizes(
@@ -85,10 +95,8 @@ def make_config(device: str, **choices: Any) -> RuntimeConfig:
         raise ConfigError(f"dtype {made.dtype!r} is unknown; there are: float32, bfloat16")
     if device == "cpu" and (made.dtype != "float32" or made.random_weights):
         raise ConfigError("the soft GPU computes in float32, with a model's own weights")
-    if set(made.transports) - {"shm"} and not made.rdma_address:
+    if made.uses_rdma and not made.rdma_address:
         raise ConfigError("RDMA needs --rdma-address: naming it declares that interface's network private")
-    if set(made.transports) - {"shm"} and device == "cuda":
-        raise ConfigError("RDMA reaches the soft GPU only: registering a CUDA device's arena is not wired up yet")
     if made.verbs_binding not in BINDING_CHOICES:
         raise ConfigError(f"--verbs-binding must be one of: {', '.join(BINDING_CHOICES)}")
     budget = max(made.token_budget, made.max_running)

@@ -54,6 +54,33 @@ class Mailbox:
         self._word("progress_total")[0] = total
         self._word("progress_done")[0] = done
 
+    @property
+    def direct(self) -> int:
+        """A bit for each channel that the relay of a CUDA device has to leave alone (see layout.ChainBoard)."""
+        return int(self._word("direct")[0])
+
+    @direct.setter
+    def direct(self, channels: int) -> None:
+        self._word("direct")[0] = channels
+
+    @property
+    def direct_seen(self) -> int:
+        """Which ones it leaves alone."""
+        return int(self._word("direct_seen")[0])
+
+    def set_direct_seen(self, channels: int) -> None:
+        """Written by the chain."""
+        self._word("direct_seen")[0] = channels
+
+    @property
+    def halted(self) -> bool:
+        """Nothing runs on the CUDA device any more; its memory is given up when the control process has let it go."""
+        return bool(self._word("halted")[0])
+
+    def set_halted(self) -> None:
+        """Written by the chain."""
+        self._word("halted")[0] = 1
+
     def _word(self, field: str) -> NDArray[np.uint64]:
         at = layout.MAILBOX_OFFSETS[field] // 8
         return self._words[at : at + 1]

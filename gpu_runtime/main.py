@@ -146,7 +146,7 @@ def run(
             rdma_address=rdma_address,
             verbs_binding=verbs_binding,
         )
-        require_device(device)
+        require_device(device, config.uses_rdma)
         raise SystemExit(asyncio.run(serve(config, where, model, name, grace, ready_fd)))
     except ConfigError as error:
         say_error(error)

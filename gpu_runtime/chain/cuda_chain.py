@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from blink_proto import arena
 from gpu_runtime.chain.board import Board
 from gpu_runtime.chain.chain_kernels import ChainKernels
 from gpu_runtime.chain.cuda_model import build_step
@@ -26,6 +27,8 @@ Progress = Callable[[int, int], None]
 
 LONGEST_POLL_NS = 20_000_000
 """Longest wait in one poll: leases are checked, and the heartbeat grows, at least that often."""
+
+EVERY_CHANNEL = (1 << arena.MAX_CHANNELS) - 1
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class CudaChain:
         self._scheduler = DeviceScheduler(self._config, self._arena.inbound.address, self._arena.outbound.address)
         self._board = Board()
         self._kernels = ChainKernels(self._scheduler, self._board, launches_itself)
-        self._fill_board()
+        self._fill_board(config.serves_local)
         self._graphs: list[StepGraph] = []
         self.graph_bytes = 0
         """Device memory that capturing the graphs took."""
@@ -101,6 +104,19 @@ class CudaChain:
     def command(self, command: layout.Command) -> None:
         """Tells the scheduler."""
         self._board.set("command", int(command))
+
+    def set_direct(self, channels: int) -> None:
+        """Tells the relay which channels to leave alone: a bit for each."""
+        self._board.set("direct", channels)
+
+    def direct_seen(self) -> int:
+        """Which ones it leaves alone. A copy over the bus."""
+        return self._board.get("direct_seen")
+
+    @property
+    def arena(self) -> DeviceArena:
+        """In device memory; where it lies does not change."""
+        return self._arena
 
     def ended(self) -> bool:
         """Nothing runs on the chain's stream any more.
@@ -148,11 +164,16 @@ class CudaChain:
         for part in (self._scheduler, self._board, self._arena):
             part.free()
 
-    def _fill_board(self) -> None:
+    def _fill_board(self, serves_local: bool) -> None:
+        """The control process looks at host memory whoever else does."""
         board = self._board
         board.set("longest_poll_ns", LONGEST_POLL_NS)
-        board.set("host_inbound", self._arena.host_inbound.address)
         board.set("host_outbound", self._arena.host_outbound.address)
+        if serves_local:
+            board.set("host_inbound", self._arena.host_inbound.address)
+        else:
+            for word in ("direct", "direct_seen"):
+                board.set(word, EVERY_CHANNEL)
 
     def _buckets(self) -> list[_Bucket]:
         """Largest first: the smaller ones then find their memory in what the larger ones have left."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 from gpu_runtime.chain.spec import ChainSpec
 from gpu_runtime.mailbox import Mailbox
@@ -40,8 +41,15 @@ class ChainProcess:
         self._stderr = asyncio.ensure_future(self._collect_stderr())
 
     @classmethod
-    async def start(cls, device: str, make_spec: Callable[[int], ChainSpec]) -> ChainProcess:
-        """Starts the process for a device; `make_spec` gets the descriptor of its mailbox."""
+    async def start(
+        cls, device: str, make_spec: Callable[[int], ChainSpec], inherited: Sequence[int] = ()
+    ) -> ChainProcess:
+        """Starts the process for a device.
+
+        Args:
+            make_spec: gets the descriptor of the process's mailbox.
+            inherited: other descriptors that the process gets.
+        """
         mailbox = Mailbox()
         # Modules are looked up in this process's own path, not in its working directory's.
         environment = {
@@ -57,7 +65,7 @@ class ChainProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            pass_fds=(mailbox.descriptor,),
+            pass_fds=(mailbox.descriptor, *inherited),
             env=environment,
         )
         assert process.stdin is not None
@@ -98,9 +106,19 @@ class ChainProcess:
         reasons = [line for line in said if line.startswith("device error:")]
         return f"the chain ended with status {status}: {(reasons or said)[-1]}"
 
-    async def stop(self) -> None:
-        """Ends the chain at its next step boundary."""
+    async def stop(self, let_go: Callable[[], None] = lambda: None) -> None:
+        """Ends the chain at its next step boundary.
+
+        Args:
+            let_go: called when nothing runs on the device any more, and before its memory is given up.
+        """
         self.mailbox.command = layout.Command.STOP
+        deadline = time.monotonic() + STOP_SECONDS
+        while not self.ended and not self.mailbox.halted and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+        let_go()
+        if not self.ended and not self.mailbox.halted:
+            self._process.kill()
         try:
             await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
         except TimeoutError:

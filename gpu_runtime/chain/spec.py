@@ -19,6 +19,8 @@ class ChainSpec:
     limits: ModelLimits
     arena_name: ArenaName
     mailbox_descriptor: int
+    memory_descriptor: int = -1
+    """Socket to hand the arena's device memory over by (`registration.handover`); -1: nobody wants it."""
 
     @property
     def sizes(self) -> arena.Sizes:
@@ -44,4 +46,5 @@ class ChainSpec:
             limits=ModelLimits(limits["vocab_size"], limits["max_model_tokens"], tuple(limits["eos_token_ids"])),
             arena_name=ArenaName(**raw["arena_name"]),
             mailbox_descriptor=raw["mailbox_descriptor"],
+            memory_descriptor=raw["memory_descriptor"],
         )

@@ -12,12 +12,9 @@ from blink_proto import arena, control_pb2
 from blink_proto.secret import SecretInt
 from gpu_runtime.chain.process import ChainError, ChainProcess, Progress
 from gpu_runtime.chain.spec import ChainSpec
-from gpu_runtime.config import RuntimeConfig
-from gpu_runtime.control.errors import BadRequestError
+from gpu_runtime.control.entrance import Entrance
 from gpu_runtime.control.prepare import Prepared
 from gpu_runtime.control.sessions import Session, Sessions
-from gpu_runtime.registration.base import Registrar, Registration, RegistrationError
-from gpu_runtime.registration.choose import RdmaChoice, make_registrar
 from gpu_runtime.scheduler import layout
 from gpu_runtime.shared_arena import ArenaLimits, SharedArena
 
@@ -33,9 +30,7 @@ class ChainLife:
     folder: Path
     arena: SharedArena
     chain: ChainProcess
-    sessions: Sessions
-    registrars: dict[str, Registrar]
-    """By the name of the transport."""
+    entrance: Entrance
     nonce: int
     epoch: int
     number: int = field(default_factory=lambda: secrets.randbits(63) | 1)
@@ -55,30 +50,34 @@ class ChainLife:
         limits = ArenaLimits(nonce, epoch, prepared.limits.vocab_size, prepared.window, prepared.longest)
         shared = SharedArena.create(sizes, limits)
         try:
-            registrars = _registrars(prepared.config, shared)
-            chain = await cls._start_chain(prepared, shared, progress)
+            entrance = Entrance(prepared.config, shared)
+            chain = await cls._start_chain(prepared, shared, entrance, progress)
         except BaseException:
             shared.unlink()
             raise
-        sessions = Sessions(
-            sizes.channels,
-            lambda channel: bool(shared.channel_out(channel)[0]["live"]),
-            prepared.config.lease_timeout_seconds,
-        )
-        life = cls(describe_model(prepared), prepared.folder.path, shared, chain, sessions, registrars, nonce, epoch)
+        life = cls(describe_model(prepared), prepared.folder.path, shared, chain, entrance, nonce, epoch)
         life._sweeper = asyncio.create_task(life._sweep())
         return life
 
     @staticmethod
-    async def _start_chain(prepared: Prepared, shared: SharedArena, progress: Progress) -> ChainProcess:
-        config, folder = prepared.config, str(prepared.folder.path)
-        chain = await ChainProcess.start(
-            config.device, lambda mailbox: ChainSpec(folder, config, prepared.limits, shared.name, mailbox)
-        )
+    async def _start_chain(
+        prepared: Prepared, shared: SharedArena, entrance: Entrance, progress: Progress
+    ) -> ChainProcess:
+        config, folder, wants = prepared.config, str(prepared.folder.path), entrance.memory_descriptor
+
+        def spec(mailbox: int) -> ChainSpec:
+            return ChainSpec(folder, config, prepared.limits, shared.name, mailbox, wants)
+
+        try:
+            chain = await ChainProcess.start(config.device, spec, [wants] if wants >= 0 else [])
+        except BaseException:
+            entrance.close()
+            raise
         try:
             await chain.wait_ready(progress)
+            entrance.open_doors(chain.mailbox)
         except BaseException:
-            await chain.stop()
+            await chain.stop(entrance.close)
             raise
         return chain
 
@@ -111,24 +110,26 @@ class ChainLife:
         self.chain.mailbox.command = layout.Command.RUN
 
     async def end(self) -> None:
-        """Stops the chain and gives the arena's name back; whoever calls it waits for the same end."""
+        """Stops the chain, shuts front ends out and unlinks the arena; whoever calls it waits for the same end."""
         if self._end is None:
             self._end = asyncio.create_task(self._stop())
         await asyncio.shield(self._end)
 
     async def _stop(self) -> None:
-        await self.chain.stop()
+        await self.chain.stop(self.entrance.close)
         if self._sweeper is not None:
             self._sweeper.cancel()
-        self.sessions.close()
-        for registrar in self.registrars.values():
-            registrar.close()
         self.arena.unlink()
 
     async def _sweep(self) -> None:
         while not self.chain.ended:
             await asyncio.sleep(SWEEP_SECONDS)
             self.sessions.sweep(time.monotonic())
+
+    @property
+    def sessions(self) -> Sessions:
+        """Who holds which channels."""
+        return self.entrance.sessions
 
     def list_sessions(self) -> list[control_pb2.Session]:
         """Who holds which channels."""
@@ -143,27 +144,15 @@ class ChainLife:
             made.channels.add(index=index, live=bool(page["live"]), lease=int(page["lease"]))
         return made
 
-    def open_session(
+    async def open_session(
         self, front_end: str, channels: int, transport: str, offer: bytes, owner: str = ""
     ) -> control_pb2.OpenSessionResponse:
         """Hands out channels; `owner` is the subject of the caller's certificate.
 
         Raises:
-            BadRequestError: the transport is not offered here, or the offer not one of it.
-            ExhaustedError, TakenError: see Sessions.open.
+            as Entrance.open
         """
-        registrar = self.registrars.get(transport)
-        if registrar is None:
-            has = ", ".join(self.registrars)
-            raise BadRequestError(f"transport {transport!r} is not offered; this runtime has: {has}")
-
-        def register(granted: tuple[int, ...]) -> Registration:
-            try:
-                return registrar.register(offer, granted)
-            except RegistrationError as error:
-                raise BadRequestError(str(error)) from error
-
-        granted, registration = self.sessions.open(front_end, channels, transport, owner, register)
+        granted, registration = await self.entrance.open(front_end, channels, transport, offer, owner)
         sizes = self.arena.sizes
         return control_pb2.OpenSessionResponse(
             layout=control_pb2.ArenaLayout(
@@ -183,14 +172,6 @@ class ChainLife:
             transport_blob=registration.answer,
             model=self.model,
         )
-
-
-def _registrars(config: RuntimeConfig, shared: SharedArena) -> dict[str, Registrar]:
-    rdma = RdmaChoice(config.rdma_device, config.rdma_address, config.verbs_binding)
-    try:
-        return {name: make_registrar(name, shared, rdma) for name in config.transports}
-    except RegistrationError as error:
-        raise BadRequestError(str(error)) from error
 
 
 def describe_model(prepared: Prepared) -> control_pb2.Model:

@@ -7,8 +7,10 @@ from importlib.util import find_spec
 
 from gpu_runtime.config import ConfigError
 from gpu_runtime.cuda.device import first_device
-from gpu_runtime.cuda.errors import CudaError
+from gpu_runtime.cuda.errors import CudaError, check
 from gpu_runtime.cuda.toolkit import device_runtime_library, header_folder
+from gpu_runtime.registration.base import RegistrationError
+from gpu_runtime.registration.gpu_memory import check_device
 
 LEAST_CAPABILITY = (9, 0)
 """Hopper: kernels wait for each other by instructions that came with it (`griddepcontrol`)."""
@@ -16,8 +18,11 @@ LEAST_CAPABILITY = (9, 0)
 _PACKAGES = {"torch": "torch", "triton": "triton", "cuda.bindings": "cuda-bindings"}
 
 
-def require_device(device: str) -> None:
+def require_device(device: str, rdma: bool = False) -> None:
     """Checks that a runtime can start on this machine; "cpu" needs nothing.
+
+    Args:
+        rdma: network cards shall reach the device's memory.
 
     Raises:
         ConfigError: a package, the driver or a device that is new enough is missing.
@@ -38,6 +43,18 @@ def require_device(device: str) -> None:
     if found.capability < LEAST_CAPABILITY:
         have, least = (".".join(map(str, version)) for version in (found.capability, LEAST_CAPABILITY))
         raise ConfigError(f"--device cuda: {found.name} has compute capability {have}, at least {least} is needed")
+    if rdma:
+        _require_rdma()
+
+
+def _require_rdma() -> None:
+    """The device's part of it; adapters are looked for when a model is loaded."""
+    from cuda.bindings import driver
+
+    try:
+        check_device(driver, check(driver.cuDeviceGet(0)))
+    except (CudaError, RegistrationError) as error:
+        raise ConfigError(f"--device cuda with RDMA: {error}") from error
 
 
 def _is_there(module: str) -> bool:

@@ -171,7 +171,7 @@ class Runtime:
             return
         detail = await life.chain.failure()
         self._life = None
-        life.arena.unlink()
+        await life.end()
         self.watch.set(Phase.PHASE_FAILED, self._epoch, life.model.name, detail)
         self.failed.set()
 

@@ -117,7 +117,7 @@ class ControlService(ControlServicer):
                 raise NotReadyError("the front end was built for another arena layout; use the same version")
             life = self._runtime.life
             owner = caller_of(context.auth_context(), context.peer()).subject
-            return life.open_session(request.front_end, request.channels, request.transport, request.offer, owner)
+            return await life.open_session(request.front_end, request.channels, request.transport, request.offer, owner)
 
         opened: control_pb2.OpenSessionResponse = await answer(context, open_session)
         return opened

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from gpu_runtime.control.errors import BadRequestError, ExhaustedError, TakenError
@@ -15,7 +15,7 @@ SILENT_LEASES = 2.0
 """A session ends when none of its channels was live for so many lease times: long enough for workers that are started
 again, and for front ends that have their session and not yet their leases."""
 
-Register = Callable[[tuple[int, ...]], Registration]
+Register = Callable[[tuple[int, ...]], Awaitable[Registration]]
 
 
 @dataclass
@@ -54,11 +54,12 @@ class Sessions:
         self._patience = SILENT_LEASES * lease_seconds
         self._sessions: dict[str, Session] = {}
 
-    def open(
+    async def open(
         self, front_end: str, count: int, transport: str, owner: str, register: Register
     ) -> tuple[tuple[int, ...], Registration]:
         """Channels for a front end: the ones it had, more or fewer when it asks for another number. What it was given
-        before is revoked, and `register` gives it the new channels.
+        before is revoked, and `register` gives it the new channels. One at a time: the next call only when this one has
+        returned.
 
         Raises:
             BadRequestError: no name, or a count of zero.
@@ -81,7 +82,7 @@ class Sessions:
         channels = kept + tuple(free[: count - len(kept)])
         if before:  # first, so that two workers never reach the same channel
             before.registration.revoke()
-        registration = register(channels)
+        registration = await register(channels)
         self._sessions[front_end] = Session(front_end, transport, channels, owner, registration, now)
         return channels, registration
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from blink_proto.rdma.binding import AUTO
 from gpu_runtime.registration.base import Registrar, RegistrationError
+from gpu_runtime.registration.memory import ArenaMemory
 from gpu_runtime.registration.shm import ShmRegistrar
 from gpu_runtime.shared_arena import SharedArena
 
@@ -31,8 +32,12 @@ class RdmaChoice:
         return _PREFERRED if self.binding == AUTO else (self.binding,)
 
 
-def make_registrar(transport: str, shared: SharedArena, rdma: RdmaChoice) -> Registrar:
+def make_registrar(transport: str, shared: SharedArena, memory: ArenaMemory, rdma: RdmaChoice) -> Registrar:
     """A registrar for an arena.
+
+    Args:
+        shared: as local front ends see it.
+        memory: as RDMA devices reach it.
 
     Raises:
         RegistrationError: there is no such transport, or this machine does not have what it needs.
@@ -40,14 +45,12 @@ def make_registrar(transport: str, shared: SharedArena, rdma: RdmaChoice) -> Reg
     if transport == "shm":
         return ShmRegistrar(shared)
     if transport == "verbs":
-        from gpu_runtime.registration.memory import HostMemory
         from gpu_runtime.registration.verbs import VerbsRegistrar
 
-        return VerbsRegistrar(HostMemory(shared), shared.sizes, rdma)
+        return VerbsRegistrar(memory, shared.sizes, rdma)
     if transport == "doca":
         from blink_proto.doca.settings import DocaSettings
         from gpu_runtime.registration.doca import DocaRegistrar
-        from gpu_runtime.registration.memory import HostMemory
 
-        return DocaRegistrar(HostMemory(shared), shared.sizes, DocaSettings(rdma.device, rdma.address))
+        return DocaRegistrar(memory, shared.sizes, DocaSettings(rdma.device, rdma.address))
     raise RegistrationError(f"this runtime has no transport named {transport!r}")

@@ -17,6 +17,7 @@ import numpy as np
 from gpu_runtime.chain.child import sleep_exactly
 from gpu_runtime.config import ModelLimits, RuntimeConfig, scheduler_config
 from gpu_runtime.registration.choose import RdmaChoice, make_registrar
+from gpu_runtime.registration.memory import HostMemory
 from gpu_runtime.scheduler.host import HostScheduler
 from gpu_runtime.shared_arena import ArenaLimits, SharedArena
 
@@ -59,7 +60,7 @@ def main() -> None:
     limits = ArenaLimits(nonce=1, epoch=1, vocab_size=VOCABULARY, max_model_tokens=WINDOW, max_sequence_tokens=WINDOW)
     shared = SharedArena.create(CONFIG.arena_sizes(), limits)
     try:
-        registrar = make_registrar(name, shared, RdmaChoice("", address))
+        registrar = make_registrar(name, shared, HostMemory(shared), RdmaChoice("", address))
         registration = registrar.register(bytes.fromhex(sys.stdin.readline()), (0,))
         session = {"answer": registration.answer.hex(), "sizes": asdict(shared.sizes)}
         sys.stdout.write(json.dumps(session) + "\n")

@@ -63,8 +63,9 @@ def test_rdma_wants_an_interface_that_is_declared_private() -> None:
     with pytest.raises(ConfigError, match="--rdma-address"):
         make_config("cpu", transports=("shm", "verbs"))
     assert make_config("cpu", transports=("verbs",), rdma_address="10.9.0.1").transports == ("verbs",)
-    with pytest.raises(ConfigError, match="soft GPU"):
-        make_config("cuda", transports=("verbs",), rdma_address="10.9.0.1")
+    made = make_config("cuda", transports=("shm", "doca"), rdma_address="10.9.0.1")
+    assert (made.uses_rdma, made.serves_local) == (True, True)
+    assert not make_config("cuda", transports=("verbs",), rdma_address="10.9.0.1").serves_local
 
 
 def test_choices_count() -> None:

@@ -55,10 +55,10 @@ class World:
         self.sessions = Sessions(4, lambda channel: channel in self.live, 10.0)
 
     def open(self, name: str, count: int, owner: str = "") -> tuple[int, ...]:
-        channels, _ = self.sessions.open(name, count, "shm", owner, self._register)
+        channels, _ = asyncio.run(self.sessions.open(name, count, "shm", owner, self._register))
         return channels
 
-    def _register(self, channels: tuple[int, ...]) -> Given:
+    async def _register(self, channels: tuple[int, ...]) -> Given:
         self.given.append(Given())
         return self.given[-1]
 

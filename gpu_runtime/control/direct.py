@@ -1,0 +1,59 @@
+"""Which channels' front ends reach a CUDA device's memory by themselves (RDMA), as the device's relay is told.
+
+Local front ends write into host memory, and the relay copies what they wrote over the device's words. So a channel
+belongs to one way at a time. It changes hands when it is granted: the new front end is told nothing before the
+device has taken note, from when on no copy goes by what was before. The words that local front ends left in host memory
+are cleared before the relay looks at a channel again: the first copy then ends the lease of whoever had it over RDMA.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+
+from blink_proto import arena
+from gpu_runtime.control.errors import NotReadyError
+from gpu_runtime.mailbox import Mailbox
+from gpu_runtime.shared_arena import SharedArena
+
+HANDOVER_SECONDS = 5.0
+"""A device takes note within a step, or 20 ms when it is idle; its process looks every 10 ms."""
+_LOOK_SECONDS = 0.002
+
+
+class DirectChannels:
+    """The word that says so, and the way to change it. One change at a time."""
+
+    def __init__(self, mailbox: Mailbox, shared: SharedArena) -> None:
+        self._mailbox, self._arena = mailbox, shared
+
+    async def assign(self, channels: tuple[int, ...], direct: bool) -> None:
+        """Returns when the relay leaves these channels alone, or looks after them again.
+
+        Raises:
+            NotReadyError: the device has not taken note in time. The change is still to come then.
+        """
+        bits, before = sum(1 << channel for channel in channels), self._mailbox.direct
+        wanted = before | bits if direct else before & ~bits
+        for channel in channels:
+            if before & ~wanted & 1 << channel:
+                self._clear(channel)
+        self._mailbox.direct = wanted
+        await self._wait(wanted)
+
+    async def _wait(self, wanted: int) -> None:
+        deadline = time.monotonic() + HANDOVER_SECONDS
+        while self._mailbox.direct_seen != wanted:
+            if time.monotonic() >= deadline:
+                raise NotReadyError(
+                    "the chain's process does not answer, so that channels cannot change their transport"
+                )
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _clear(self, channel: int) -> None:
+        layout = self._arena.inbound_layout
+        start = layout.channel_offset(channel) + layout.channel_control_offset
+        words = self._arena.inbound[start : start + arena.ChannelIn.itemsize].view(np.uint64)
+        words[:] = 0

@@ -1,0 +1,115 @@
+"""The ways into one arena: who holds which channels, by which transport, and what they were given for it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+
+from gpu_runtime.chain.process import ChainError
+from gpu_runtime.config import RuntimeConfig
+from gpu_runtime.control.direct import DirectChannels
+from gpu_runtime.control.errors import BadRequestError, NotReadyError
+from gpu_runtime.control.sessions import Sessions
+from gpu_runtime.mailbox import Mailbox
+from gpu_runtime.registration.base import Registrar, Registration, RegistrationError
+from gpu_runtime.registration.choose import RdmaChoice, make_registrar
+from gpu_runtime.registration.memory import DmabufMemory, HostMemory
+from gpu_runtime.shared_arena import SharedArena
+
+
+class Entrance:
+    """Made before the chain, so that a missing adapter is known early; nobody enters before `open_doors`.
+
+    Raises:
+        BadRequestError: a transport cannot be had.
+    """
+
+    def __init__(self, config: RuntimeConfig, shared: SharedArena) -> None:
+        self._config, self._arena = config, shared
+        self.sessions = Sessions(
+            config.channels,
+            lambda channel: bool(shared.channel_out(channel)[0]["live"]),
+            config.lease_timeout_seconds,
+        )
+        self._one_at_a_time = asyncio.Lock()
+        self._direct: DirectChannels | None = None
+        self._open = False
+        with ExitStack() as undo:
+            self._memory = DmabufMemory(shared.sizes) if config.device == "cuda" and config.uses_rdma else None
+            if self._memory is not None:
+                undo.callback(self._memory.close)
+            self._registrars = self._make_registrars(undo)
+            self._undo = undo.pop_all()
+
+    def _make_registrars(self, undo: ExitStack) -> dict[str, Registrar]:
+        config, made = self._config, {}
+        rdma = RdmaChoice(config.rdma_device, config.rdma_address, config.verbs_binding)
+        memory = HostMemory(self._arena) if self._memory is None else self._memory
+        try:
+            for name in config.transports:
+                made[name] = make_registrar(name, self._arena, memory, rdma)
+                undo.callback(made[name].close)
+        except RegistrationError as error:
+            raise BadRequestError(str(error)) from error
+        return made
+
+    @property
+    def memory_descriptor(self) -> int:
+        """For the chain's process to inherit: a socket to hand device memory over by; -1 when it is not wanted."""
+        return -1 if self._memory is None else self._memory.chain_end.fileno()
+
+    def open_doors(self, mailbox: Mailbox) -> None:
+        """To be called when the chain is ready.
+
+        Raises:
+            ChainError: its process has not handed over what it should.
+        """
+        if self._memory is not None:
+            try:
+                self._memory.receive()
+            except RegistrationError as error:
+                raise ChainError(str(error)) from error
+            if self._config.serves_local:
+                self._direct = DirectChannels(mailbox, self._arena)
+        self._open = True
+
+    async def open(
+        self, front_end: str, count: int, transport: str, offer: bytes, owner: str
+    ) -> tuple[tuple[int, ...], Registration]:
+        """Channels for a front end, and what it needs to reach them.
+
+        Args:
+            owner: subject of the caller's certificate.
+
+        Raises:
+            BadRequestError: the transport is not offered here, or the offer not one of it.
+            NotReadyError: the chain is ending, or its process does not answer.
+            ExhaustedError, TakenError: see Sessions.open.
+        """
+        registrar = self._registrars.get(transport)
+        if registrar is None:
+            has = ", ".join(self._registrars)
+            raise BadRequestError(f"transport {transport!r} is not offered; this runtime has: {has}")
+
+        async def register(channels: tuple[int, ...]) -> Registration:
+            if self._direct is not None:
+                await self._direct.assign(channels, direct=transport != "shm")
+            self._refuse_when_closed()
+            try:
+                return registrar.register(offer, channels)
+            except RegistrationError as error:
+                raise BadRequestError(str(error)) from error
+
+        async with self._one_at_a_time:
+            self._refuse_when_closed()
+            return await self.sessions.open(front_end, count, transport, owner, register)
+
+    def _refuse_when_closed(self) -> None:
+        if not self._open:
+            raise NotReadyError("the chain is ending")
+
+    def close(self) -> None:
+        """Shuts everybody out, then lets the memory go. May be called again."""
+        self._open = False
+        self.sessions.close()
+        self._undo.close()

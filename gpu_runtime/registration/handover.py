@@ -20,6 +20,7 @@ PAGE = 64 << 10
 """Granularity of GPU memory in dma-bufs."""
 _HEAD = struct.Struct("<4sBB")
 _REGION = struct.Struct("<QQQ")
+_DESCRIPTOR = struct.Struct("@i")
 _MAGIC, _VERSION, _REGIONS = b"BNKM", 1, 2
 _ADDRESSES = 1 << 64
 
@@ -58,13 +59,8 @@ def receive_regions(connection: socket.socket, needed: tuple[int, int]) -> tuple
         RegistrationError: no message, not one like that, or less memory than the arena needs. No descriptor is left.
     """
     length = _HEAD.size + _REGIONS * _REGION.size
-    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    message, descriptors, whole = _receive(connection, length)
     try:
-        message, descriptors, seen, _ = socket.recv_fds(connection, length + 1, _REGIONS + 1, flags)
-    except OSError as error:
-        raise RegistrationError(f"the chain's process handed no memory over ({error.strerror})") from error
-    try:
-        whole = not seen & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
         if not whole or len(message) != length or len(descriptors) != _REGIONS:
             raise RegistrationError("the chain's process did not hand two regions of memory over")
         return _regions(message, descriptors, needed)
@@ -72,6 +68,21 @@ def receive_regions(connection: socket.socket, needed: tuple[int, int]) -> tuple
         for descriptor in descriptors:
             os.close(descriptor)
         raise
+
+
+def _receive(connection: socket.socket, length: int) -> tuple[bytes, list[int], bool]:
+    """A message, its descriptors, and whether that is all of it. CPython 3.11's `socket.recv_fds` ignores the flags."""
+    room = socket.CMSG_LEN(_REGIONS * _DESCRIPTOR.size)
+    try:
+        message, others, seen, _ = connection.recvmsg(length + 1, room, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+    except OSError as error:
+        raise RegistrationError(f"the chain's process handed no memory over ({error.strerror})") from error
+    found: list[int] = []
+    for level, kind, content in others:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            whole = content[: len(content) // _DESCRIPTOR.size * _DESCRIPTOR.size]
+            found += [descriptor for (descriptor,) in _DESCRIPTOR.iter_unpack(whole)]
+    return message, found, not seen & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 
 def _regions(message: bytes, descriptors: Sequence[int], needed: tuple[int, int]) -> tuple[Exported, Exported]:

@@ -1,33 +1,33 @@
-"""Registering a CUDA device's memory: which calls are made with which numbers. The driver and the verbs are stand-ins:
-Soft-RoCE refuses dma-bufs (errno 95), so that this path has real ends only where there is an RDMA adapter beside a GPU.
+"""A CUDA device's memory on its way to RDMA devices: what is refused, what is exported, handed over and registered.
+
+The driver and the verbs are stand-ins: Soft-RoCE refuses dma-bufs (errno 95), so that this path has real ends only
+where there is an RDMA adapter beside a GPU. Files in memory stand in for dma-bufs.
 """
 
 from __future__ import annotations
 
 import enum
+import gc
+import mmap
 import os
-from pathlib import Path
+import socket
+import struct
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from blink_proto import arena
 from blink_proto.rdma.binding import Access, RdmaError
 from gpu_runtime.registration.base import RegistrationError
-from gpu_runtime.registration.gpu_memory import (
-    PAGE,
-    DmabufMemory,
-    PeermemMemory,
-    RegionAddress,
-    check_device,
-    has_dmabuf,
-)
-from gpu_runtime.registration.memory import Part
+from gpu_runtime.registration.gpu_memory import RegionAddress, check_device, hand_over
+from gpu_runtime.registration.handover import PAGE, Exported, send_regions
+from gpu_runtime.registration.memory import DmabufMemory, Part
 from gpu_runtime.registration.verbs import inbound_parts, outbound_parts
 
-INBOUND = RegionAddress(0x7F00_0020_0000, 1 << 20)
-OUTBOUND = RegionAddress(0x7F00_0040_1000, 1 << 20)
+SIZES = arena.Sizes(channels=4, submit_slots=4, cancel_slots=4, log_slots=8, heap_tokens=1 << 12)
+INBOUND = RegionAddress(0x7F00_0020_0000, 2 * PAGE)
+OUTBOUND = RegionAddress(0x7F00_0040_0000, PAGE)
 
 
 class Status(enum.IntEnum):
@@ -36,7 +36,7 @@ class Status(enum.IntEnum):
 
 
 class Driver:
-    """Of `cuda.bindings.driver` what is used; exports are pipes that a test can look at."""
+    """Of `cuda.bindings.driver` what is used; every export is a file of that size."""
 
     CUdevice_attribute = SimpleNamespace(
         CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED="supported",
@@ -47,99 +47,246 @@ class Driver:
 
     def __init__(self, **attributes: int) -> None:
         self.attributes = {"supported": 1, "ordering": 100, "dmabuf": 1, **attributes}
-        self.exports: list[tuple[int, int, int]] = []
-        self.status = Status.CUDA_SUCCESS
+        self.exports: dict[int, tuple[int, int]] = {}
+        self.refuses_at: int | None = None
 
     def cuDeviceGetAttribute(self, name: str, device: int) -> tuple[Status, int]:
-        return self.status, self.attributes[name]
+        return Status.CUDA_SUCCESS, self.attributes[name]
 
     def cuMemGetHandleForAddressRange(self, address: int, size: int, kind: int, flags: int) -> tuple[Status, int]:
-        if self.status:
-            return self.status, -1
         assert (kind, flags) == (1, 0)
-        reading, writing = os.pipe()
-        os.close(writing)
-        self.exports.append((address, size, reading))
-        return self.status, reading
+        if address == self.refuses_at:
+            return Status.CUDA_ERROR_NOT_SUPPORTED, -1
+        made = memory_file(size)
+        self.exports[address] = (made, os.dup(made))
+        return Status.CUDA_SUCCESS, made
 
 
 class Domain:
-    """Remembers registrations."""
+    """Remembers registrations, and maps what it is given as a device would."""
 
     def __init__(self) -> None:
-        self.made: list[tuple[Any, ...]] = []
+        self.made: list[tuple[int, int, int, Access]] = []
+        self.mapped: list[mmap.mmap] = []
 
     def register_dmabuf(self, descriptor: int, offset: int, size: int, base: int, access: Access) -> str:
-        os.fstat(descriptor)
-        self.made.append((descriptor, offset, size, base, access))
+        self.made.append((offset, size, base, access))
+        self.mapped.append(mmap.mmap(descriptor, 0))
         return "region"
 
     def register(self, address: int, size: int, access: Access) -> str:
-        self.made.append((address, size, access))
-        return "region"
+        raise AssertionError("device memory is never registered by its address")
+
+
+def memory_file(size: int) -> int:
+    descriptor = os.memfd_create("device")
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+@pytest.fixture
+def memory() -> Iterator[DmabufMemory]:
+    made = DmabufMemory(SIZES)
+    yield made
+    made.close()
+    gc.collect()  # mappings, which have descriptors of their own
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    made = Driver()
+    yield made
+    for _, kept in made.exports.values():
+        os.close(kept)
 
 
 def test_a_device_that_orders_writes_is_taken() -> None:
     check_device(Driver(), 0)
-    assert has_dmabuf(Driver(), 0)
-    assert not has_dmabuf(Driver(dmabuf=0), 0)
+    check_device(Driver(ordering=200), 0)
 
 
-@pytest.mark.parametrize(("attributes", "words"), [({"ordering": 0}, "commit word"), ({"supported": 0}, "GPUDirect")])
-def test_a_device_that_cannot_be_trusted_is_refused(attributes: dict[str, int], words: str) -> None:
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [({"ordering": 0}, "commit word"), ({"supported": 0}, "GPUDirect"), ({"dmabuf": 0}, "open kernel modules")],
+)
+def test_a_device_that_cannot_be_trusted_is_refused(
+    attributes: dict[str, int], words: str, memory: DmabufMemory
+) -> None:
+    driver = Driver(**attributes)
     with pytest.raises(RegistrationError, match=words):
-        check_device(Driver(**attributes), 0)
+        check_device(driver, 0)
+    with pytest.raises(RegistrationError, match=words):
+        hand_over(driver, 0, INBOUND, OUTBOUND, memory.chain_end)
+    assert driver.exports == {}
 
 
-def test_a_driver_that_does_not_answer_is_no_consent() -> None:
-    driver = Driver()
-    driver.status = Status.CUDA_ERROR_NOT_SUPPORTED
+def test_a_driver_that_does_not_answer_is_no_consent(driver: Driver) -> None:
+    driver.cuDeviceGetAttribute = lambda name, device: (Status.CUDA_ERROR_NOT_SUPPORTED, 100)  # type: ignore[method-assign]
     with pytest.raises(RegistrationError, match="NOT_SUPPORTED"):
         check_device(driver, 0)
 
 
-@pytest.mark.parametrize("part", [Part(True, 4096, 8192), Part(False, 0, 4096), Part(False, 60 << 10, 12 << 10)])
-def test_pages_are_exported_and_no_more_than_the_part_is_registered(part: Part) -> None:
-    driver, domain = Driver(), Domain()
-    DmabufMemory(driver, INBOUND, OUTBOUND).register(domain, part, Access.REMOTE_READ)  # type: ignore[arg-type]
-    ((first, length, exported),) = driver.exports
-    ((descriptor, offset, size, base, access),) = domain.made
-    start = (INBOUND if part.inbound else OUTBOUND).address + part.offset
-    assert first % PAGE == length % PAGE == 0
-    assert first <= start < first + PAGE
-    assert start + part.size <= first + length < start + part.size + PAGE
-    assert (descriptor, first + offset, size, base) == (exported, start, part.size, start)
-    assert access == Access.REMOTE_READ
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(exported)
-
-
-def test_what_the_driver_does_not_export_is_refused() -> None:
-    driver = Driver()
-    driver.status = Status.CUDA_ERROR_NOT_SUPPORTED
-    with pytest.raises(RdmaError, match="NOT_SUPPORTED"):
-        DmabufMemory(driver, INBOUND, OUTBOUND).register(Domain(), Part(True, 0, 64), Access.REMOTE_READ)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("part", [Part(True, -4096, 8192), Part(True, 1 << 20, 8)])
-def test_nothing_beside_the_arena_is_registered(part: Part) -> None:
-    with pytest.raises(RdmaError):
-        DmabufMemory(Driver(), INBOUND, OUTBOUND).register(Domain(), part, Access.REMOTE_READ)  # type: ignore[arg-type]
-
-
-def test_the_older_way_needs_its_module(tmp_path: Path) -> None:
-    with pytest.raises(RegistrationError, match="nvidia-peermem"):
-        PeermemMemory(INBOUND, OUTBOUND, tmp_path / "absent")
+@pytest.mark.parametrize("part", [Part(True, 4096, 8192), Part(False, 0, 4096), Part(False, 4096, 12 << 10)])
+def test_no_more_than_the_part_is_registered(part: Part, memory: DmabufMemory, driver: Driver) -> None:
     domain = Domain()
-    PeermemMemory(INBOUND, OUTBOUND, tmp_path).register(domain, Part(True, 4096, 64), Access.REMOTE_WRITE)  # type: ignore[arg-type]
-    assert domain.made == [(INBOUND.address + 4096, 64, Access.REMOTE_WRITE)]
+    hand_over(driver, 0, INBOUND, OUTBOUND, memory.chain_end)
+    memory.receive()
+    memory.register(domain, part, Access.REMOTE_READ)
+    region = INBOUND if part.inbound else OUTBOUND
+    assert domain.made == [(part.offset, part.size, region.address + part.offset, Access.REMOTE_READ)]
+    domain.mapped[0][part.offset : part.offset + 5] = b"hello"  # the device's memory, whoever maps it
+    assert os.pread(driver.exports[region.address][1], 5, part.offset) == b"hello"
+
+
+def test_both_regions_are_exported_whole_and_only_the_control_process_keeps_them(
+    memory: DmabufMemory, driver: Driver
+) -> None:
+    before = len(device_files())
+    hand_over(driver, 0, INBOUND, OUTBOUND, memory.chain_end)
+    kept = [kept for _, kept in driver.exports.values()]
+    assert [os.fstat(each).st_size for each in kept] == [INBOUND.size, OUTBOUND.size]
+    assert len(device_files()) == before + 2, "the exporter has closed its own"
+    memory.receive()
+    assert len(device_files()) == before + 4
+    assert not any(os.get_inheritable(each) for each in device_files() if each not in kept)
+    memory.close()
+    assert len(device_files()) == before + 2
+    with pytest.raises(RdmaError, match="not there"):
+        memory.register(Domain(), Part(True, 0, 64), Access.REMOTE_READ)
+
+
+def device_files() -> list[int]:
+    """Descriptors of this process for what stands in for device memory."""
+    found = []
+    for each in os.listdir("/proc/self/fd"):
+        try:
+            if "memfd:device" in os.readlink(f"/proc/self/fd/{each}"):
+                found.append(int(each))
+        except OSError:
+            continue  # the listing's own
+    return found
+
+
+def test_what_the_driver_does_not_export_is_refused(memory: DmabufMemory, driver: Driver) -> None:
+    driver.refuses_at = OUTBOUND.address
+    before = len(device_files())
+    with pytest.raises(RegistrationError, match="NOT_SUPPORTED"):
+        hand_over(driver, 0, INBOUND, OUTBOUND, memory.chain_end)
+    assert len(device_files()) == before + 1, "the driver's own"
+    with pytest.raises(RegistrationError, match="two regions"):
+        memory.receive()
+
+
+@pytest.mark.parametrize("region", [RegionAddress(INBOUND.address + 4096, PAGE), RegionAddress(INBOUND.address, 4096)])
+def test_memory_that_is_not_on_pages_is_not_exported(region: RegionAddress, memory: DmabufMemory) -> None:
+    with pytest.raises(RegistrationError, match="on pages"):
+        hand_over(Driver(), 0, region, OUTBOUND, memory.chain_end)
+
+
+@pytest.mark.parametrize("part", [Part(True, -4096, 8192), Part(True, 1 << 20, 8), Part(False, 0, 0)])
+def test_nothing_beside_the_arena_is_registered(part: Part, memory: DmabufMemory, driver: Driver) -> None:
+    hand_over(driver, 0, INBOUND, OUTBOUND, memory.chain_end)
+    memory.receive()
+    with pytest.raises(RdmaError, match="within the arena"):
+        memory.register(Domain(), part, Access.REMOTE_READ)
+
+
+def message(**changes: int) -> bytes:
+    """As `send_regions` would make it, by hand."""
+    fields = {"version": 1, "count": 2, "address": INBOUND.address, "size": INBOUND.size, "offset": 0, **changes}
+    head = struct.pack("<4sBB", b"BNKM", fields["version"], fields["count"])
+    first = struct.pack("<QQQ", fields["address"], fields["size"], fields["offset"])
+    return head + first + struct.pack("<QQQ", OUTBOUND.address, OUTBOUND.size, 0)
+
+
+def send(memory: DmabufMemory, content: bytes, sizes: list[int]) -> None:
+    files = [memory_file(size) for size in sizes]
+    socket.send_fds(memory.chain_end, [content], files)
+    for each in files:
+        os.close(each)
+
+
+WHOLE = [INBOUND.size, OUTBOUND.size]
+
+
+def test_the_message_is_as_described(memory: DmabufMemory) -> None:
+    send(memory, message(), WHOLE)
+    memory.receive()
+    domain = Domain()
+    memory.register(domain, Part(True, 4096, 64), Access.REMOTE_WRITE)
+    assert domain.made == [(4096, 64, INBOUND.address + 4096, Access.REMOTE_WRITE)]
+
+
+def test_a_region_may_begin_within_its_dma_buf(memory: DmabufMemory) -> None:
+    send(memory, message(size=INBOUND.size + PAGE, offset=PAGE), [INBOUND.size + PAGE, OUTBOUND.size])
+    memory.receive()
+    domain = Domain()
+    memory.register(domain, Part(True, 4096, 64), Access.REMOTE_WRITE)
+    assert domain.made == [(PAGE + 4096, 64, INBOUND.address + 4096, Access.REMOTE_WRITE)]
+
+
+@pytest.mark.parametrize(
+    ("content", "sizes", "words"),
+    [
+        (message(version=2), WHOLE, "another form"),
+        (message(count=3), WHOLE, "another form"),
+        (message(address=0), WHOLE, "impossible address"),
+        (message(address=(1 << 64) - PAGE), WHOLE, "impossible address"),
+        (message(address=INBOUND.address + 4096), WHOLE, "on pages"),
+        (message(offset=8), WHOLE, "on pages"),
+        (message(size=INBOUND.size - 1), WHOLE, "on pages"),
+        (message(size=0), WHOLE, "are needed"),
+        (message(offset=INBOUND.size), WHOLE, "are needed"),
+        (message(offset=(1 << 64) - PAGE), WHOLE, "are needed"),
+        (message(size=1 << 40), WHOLE, "spoke of"),
+        (message(), [PAGE, PAGE], "spoke of"),
+        (message(), WHOLE[:1], "two regions"),
+        (message(), [*WHOLE, PAGE], "two regions"),
+        (message(), [], "two regions"),
+        (message()[:-1], WHOLE, "two regions"),
+        (message() + b"\0", WHOLE, "two regions"),
+        (b"BNKM", WHOLE, "two regions"),
+    ],
+    ids=range(18),
+)
+def test_what_cannot_be_is_refused_and_nothing_kept(
+    content: bytes, sizes: list[int], words: str, memory: DmabufMemory
+) -> None:
+    before = len(device_files())
+    send(memory, content, sizes)
+    with pytest.raises(RegistrationError, match=words):
+        memory.receive()
+    assert len(device_files()) == before
+
+
+def test_what_has_no_size_is_refused(memory: DmabufMemory) -> None:
+    ours, theirs = os.pipe()
+    regions = [Exported(end, region.address, region.size) for end, region in ((ours, INBOUND), (theirs, OUTBOUND))]
+    send_regions(memory.chain_end, *regions)
+    for each in regions:
+        each.close()
+    with pytest.raises(RegistrationError, match="no memory"):
+        memory.receive()
+
+
+def test_a_chain_that_sends_nothing_is_refused_at_once(memory: DmabufMemory) -> None:
+    alive = memory.chain_end.dup()
+    with pytest.raises(RegistrationError, match="no memory over"):
+        memory.receive()
+    alive.close()
+    with pytest.raises(RegistrationError, match="two regions"):
+        memory.receive()
+
+
+def test_addresses_and_descriptors_are_not_shown(memory: DmabufMemory) -> None:
+    shown = repr([Exported(77, 0x7F77, PAGE), RegionAddress(0x7F77, PAGE)])
+    assert "77" not in shown.replace(str(PAGE), "")
 
 
 def test_a_front_end_is_given_its_channels_and_the_first_page_only() -> None:
-    sizes = arena.Sizes(channels=4, submit_slots=4, cancel_slots=4, log_slots=8, heap_tokens=1 << 12)
-    inbound, outbound = arena.InboundLayout(sizes), arena.OutboundLayout(sizes)
-    assert inbound_parts(sizes, (2,)) == [Part(True, inbound.channel_offset(2), inbound.channel_bytes)]
-    first, channel = outbound_parts(sizes, (2,))
+    inbound, outbound = arena.InboundLayout(SIZES), arena.OutboundLayout(SIZES)
+    assert inbound_parts(SIZES, (2,)) == [Part(True, inbound.channel_offset(2), inbound.channel_bytes)]
+    first, channel = outbound_parts(SIZES, (2,))
     assert first == Part(False, 0, outbound.channel_offset(0))
     assert channel == Part(False, outbound.channel_offset(2), outbound.channel_bytes)
     assert inbound.channel_offset(0) > inbound.bell_offset, "the bell is nobody's over RDMA"

@@ -9,10 +9,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from enum import IntEnum
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -29,8 +26,8 @@ from dpu_service.transport.doca.connector import DocaConnector
 from dpu_service.transport.doca.session import HEAD_READS, READS, WRITES
 from gpu_runtime.registration.base import RegistrationError
 from gpu_runtime.registration.doca import DocaRegistrar
-from gpu_runtime.registration.gpu_memory import PAGE, DmabufMemory, RegionAddress
-from gpu_runtime.registration.memory import HostMemory
+from gpu_runtime.registration.handover import PAGE, Exported, send_regions
+from gpu_runtime.registration.memory import DmabufMemory, HostMemory
 from tests.transport.doca.pair import INBOUND, OUTBOUND, SIZES, Pair, settings
 
 MADE = {
@@ -166,30 +163,16 @@ def test_a_runtime_exports_with_the_least_rights_and_takes_all_back(doca_shim: P
     connector.close()
 
 
-class Driver:
-    """Of `cuda.bindings.driver` what exports memory: every range asked for begins where one of these files does."""
-
-    CUmemRangeHandleType = SimpleNamespace(CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD=1)
-
-    def __init__(self, files: dict[int, int]) -> None:
-        self._files = files
-
-    def cuMemGetHandleForAddressRange(self, address: int, size: int, kind: int, flags: int) -> tuple[int, int]:
-        return 0, os.dup(self._files[address])
-
-
 def test_device_memory_is_reached_through_its_dma_buf(doca_shim: Path, trace: Trace):
     sizes = arena.Sizes(channels=2, submit_slots=8, cancel_slots=8, log_slots=64, heap_tokens=1024)
     inbound, outbound = arena.InboundLayout(sizes), arena.OutboundLayout(sizes)
     addresses = 0x7F00_0000_0000, 0x7F00_0001_0000
-    files = {address: os.memfd_create("device") for address in addresses}
-    for descriptor in files.values():
+    files = [os.memfd_create("device") for _ in addresses]
+    for descriptor in files:
         os.ftruncate(descriptor, PAGE)
-    memory = DmabufMemory(
-        Driver(files),
-        RegionAddress(addresses[0], inbound.total_bytes),
-        RegionAddress(addresses[1], outbound.total_bytes),
-    )
+    memory = DmabufMemory(sizes)
+    send_regions(memory.chain_end, *map(Exported, files, addresses, (PAGE, PAGE)))
+    memory.receive()
     connector = DocaConnector(settings(doca_shim))
     trace.take()
     registration = DocaRegistrar(memory, sizes, settings(doca_shim)).register(connector.offer, (1,))
@@ -203,31 +186,27 @@ def test_device_memory_is_reached_through_its_dma_buf(doca_shim: Path, trace: Tr
     transport = connector.connect(registration.answer, sizes, 1)
     transport.commit(into + 64, 0x0102030405060708)
     transport.flush(5)
-    assert os.pread(files[addresses[0]], 8, into + 64) == bytes(range(8, 0, -1))
-    os.pwrite(files[addresses[1]], b"12345678", out)
+    assert os.pread(files[0], 8, into + 64) == bytes(range(8, 0, -1))
+    os.pwrite(files[1], b"12345678", out)
     ticket = transport.fetch(Range(out, 8))
     while not transport.fetched(ticket):
         time.sleep(0.001)
     assert transport.read(out, 8) == b"12345678"
     transport.close()
     registration.revoke()
-    for descriptor in files.values():
+    memory.close()
+    for descriptor in files:
         os.close(descriptor)
 
 
-def test_what_the_cuda_driver_does_not_export_is_refused(doca_shim: Path, trace: Trace):
-    class Refusing(Driver):
-        def cuMemGetHandleForAddressRange(self, address: int, size: int, kind: int, flags: int) -> tuple[Any, int]:
-            return IntEnum("Status", {"CUDA_ERROR_NOT_SUPPORTED": 801}).CUDA_ERROR_NOT_SUPPORTED, -1
-
-    region = RegionAddress(0x7F00_0000_0000, 1 << 30)
+def test_device_memory_that_is_not_there_is_refused(doca_shim: Path, trace: Trace):
+    memory = DmabufMemory(SIZES)
     connector = DocaConnector(settings(doca_shim))
     trace.take()
-    with pytest.raises(RegistrationError, match="CUDA_ERROR_NOT_SUPPORTED"):
-        DocaRegistrar(DmabufMemory(Refusing({}), region, region), SIZES, settings(doca_shim)).register(
-            connector.offer, (0,)
-        )
+    with pytest.raises(RegistrationError, match="not there"):
+        DocaRegistrar(memory, SIZES, settings(doca_shim)).register(connector.offer, (0,))
     assert left(trace.take(), "") == {}
+    memory.close()
     connector.close()
 
 

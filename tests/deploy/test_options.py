@@ -12,6 +12,7 @@ import blink_deploy.ctl
 import blink_deploy.main
 import dpu_service.main
 import gpu_runtime.main
+from gpu_runtime.config import make_config
 from tests.deploy.charts import ALL, DEPLOY, Case, Object, objects, pods, rendered
 
 EVERY = pytest.mark.parametrize("case", ALL.values(), ids=ALL)
@@ -99,6 +100,20 @@ def test_values_arrive_at_the_programs() -> None:
         "runtime": ["192.0.2.9.link.internal:50051"],
     }  # fmt: skip
     assert {name: dpu[name] for name in wanted} == wanted
+
+
+def test_the_default_is_a_gpu_that_is_reached_by_rdma() -> None:
+    """And `blink-gpu` takes that choice, as far as it can be judged without device and adapter."""
+    options = parsed(*command_line(pods(rendered("blink-gpu.defaults"))[0]["spec"]["containers"][0]))
+    choices = ("channels", "memory_share", "rdma_device", "rdma_address")
+    config = make_config(
+        options["device"],
+        transports=tuple(options["transport"].split(",")),
+        **{name: options[name] for name in choices},
+    )
+    assert (config.device, config.transports, config.rdma_address) == ("cuda", ("verbs",), "192.0.2.7")
+    assert config.uses_rdma
+    assert not config.serves_local
 
 
 @pytest.mark.parametrize("case", ["blink-gpu.defaults", "blink-dpu.defaults"])

@@ -111,7 +111,7 @@ def test_the_default_is_a_gpu_that_is_reached_by_rdma() -> None:
         transports=tuple(options["transport"].split(",")),
         **{name: options[name] for name in choices},
     )
-    assert (config.device, config.transports, config.rdma_address) == ("cuda", ("verbs",), "192.0.2.7")
+    assert (config.device, config.transports, config.rdma_address) == ("cuda", ("verbs",), "192.168.200.1")
     assert config.uses_rdma
     assert not config.serves_local
 

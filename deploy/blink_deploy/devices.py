@@ -31,6 +31,13 @@ class Runtime:
         return Program.start(name, "gpu_runtime.main", ["--listen", self.control, *self.arguments], self.environment)
 
 
+def share_of_cores(kind: str, count: int) -> list[str]:
+    """Options by which several soft GPUs do not each take all cores; blink-gpu's last word counts."""
+    if kind != "cpu" or count == 1:
+        return []
+    return ["--threads", str(max(1, (os.cpu_count() or 1) // count))]
+
+
 def device_of(kind: str, number: int, count: int) -> dict[str, str]:
     """What makes a runtime see its own CUDA device only: of those that this process may see, the one with this number.
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from blink_deploy.client import ControlClient
-from blink_deploy.devices import Runtime, device_of
+from blink_deploy.devices import Runtime, device_of, share_of_cores
 from blink_deploy.programs import Program, StartError, StopSignals, stop_all, wait_first_end, wait_ready
 from blink_deploy.usage import usage_text
 from blink_proto.dial import Dial
@@ -55,7 +55,7 @@ def up(
     """Starts both programs, waits until they serve, and runs until Ctrl-C."""
     gpu = ["--device", device, "--model", model, "--name", name]
     gpu += ["--kv-tokens", str(kv_tokens), "--grace", str(grace), "--dtype", dtype]
-    gpu += [*(["--random-weights"] if random_weights else []), *shlex.split(gpu_args)]
+    gpu += [*(["--random-weights"] if random_weights else []), *share_of_cores(device, gpus), *shlex.split(gpu_args)]
     runtimes = [Runtime(f"127.0.0.1:{grpc_port + i}", gpu, device_of(device, i, gpus)) for i in range(gpus)]
     dpu = ["--workers", str(workers), "--grace", str(grace)]
     dpu += [word for runtime in runtimes for word in ("--runtime", runtime.control)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import ssl
@@ -13,7 +14,7 @@ import psutil
 import pytest
 import typer
 
-from blink_deploy.devices import device_of
+from blink_deploy.devices import device_of, share_of_cores
 from tests.e2e.serving import Serving, free_port, serving
 from tests.front_end import eventually
 
@@ -47,7 +48,7 @@ def requests_of(client: httpx.Client) -> dict[str, float]:
 
 
 def test_two_serve_as_one_and_one_serves_on(tiny_model: Path, tmp_path: Path) -> None:
-    arguments = ("--gpus", "2", "--grpc-port", str(two_free_ports()), "--gpu-args", "--threads 1")
+    arguments = ("--gpus", "2", "--grpc-port", str(two_free_ports()))
     arguments += ("--workers", "1", "--dpu-args", f"--device-timeout 3 --data-dir {tmp_path}")
     with serving(tmp_path, str(tiny_model), "tiny", arguments) as server:
         context = ssl.create_default_context(cafile=str(tmp_path / "tls-cert.pem"))
@@ -84,6 +85,13 @@ def alone_after_one_is_killed(server: Serving, client: httpx.Client, texts: dict
 
 def long_stream() -> dict:
     return {"model": "tiny", "prompt": "hello", "max_tokens": 480, "temperature": 0, "ignore_eos": True, "stream": True}
+
+
+def test_soft_gpus_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    assert share_of_cores("cpu", 4) == ["--threads", "3"]
+    assert share_of_cores("cpu", 64) == ["--threads", "1"]
+    assert share_of_cores("cpu", 1) == share_of_cores("cuda", 4) == []
 
 
 def test_each_runtime_sees_its_own_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -332,6 +334,21 @@ def test_requests_go_to_windows_that_they_fit() -> None:
         assert complete(front, prompt=[65] * 250, max_tokens=30).status_code == 400
         listed = httpx.get(front.http + "/v1/models").json()["data"]
         assert [(one["id"], one["max_model_len"]) for one in listed] == [(MODEL, 256)]
+
+
+def test_workers_that_die_take_up_both() -> None:
+    with pair("--workers", "2") as (front, second):
+        eventually(lambda: [one.device.channels[1].live for one in (front, second)] == [True, True])
+        first = front.workers()
+        for pid in first:
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: len(set(front.workers()) - set(first)) == 2, timeout=10)
+        for device in (front.device, second.device):
+            eventually(lambda device=device: [one.lease for one in device.channels[:2]] == [2, 2], timeout=10)
+        says(front.device, "first")
+        says(second.device, "second")
+        found = {text_of(complete(front, prompt=[65 + k])) for k in range(8)}
+        assert found == {"first", "second"}
 
 
 def test_the_end_lets_both_finish() -> None:

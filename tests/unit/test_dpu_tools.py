@@ -16,7 +16,7 @@ from blink_proto.arena import Finish, SubmitFlag
 from tests import chat_templates, tiny_text
 from tests.front_end import MODEL, FrontEnd, eventually, front_end
 from tests.openapi import check_answer
-from tests.replay import ReplayDevice, Script, Submission
+from tests.replay import ReplayControl, ReplayDevice, Script, Submission
 
 Json = dict[str, Any]
 WINDOW = 4096
@@ -356,6 +356,29 @@ def test_required_among_several_tools_asks_for_the_name(hermes: FrontEnd, stream
         assert len(one.bias) > 1
         assert last.prompt[: len(one.prompt)] == one.prompt
         assert last.prompt[len(one.prompt)] in [token for token, _ in one.bias]
+
+
+def test_required_is_decided_where_the_call_is_made() -> None:
+    """Of two GPUs: the question and then the request, which begins alike, go to the same one."""
+    second = ReplayDevice(SIZES, chat_templates.tokenizer().get_vocab_size(), WINDOW)
+    second.start()
+    control = ReplayControl(MODEL, chat_templates.files("hermes"), second)
+    try:
+        with serving("hermes", "--runtime", f"127.0.0.1:{control.start()}") as front:
+            eventually(lambda: httpx.get(front.http + "/ready").json() == {"status": "ready"})
+            chooses(front, "clone", " {}}")
+            second.script = front.device.script
+            before = [0, 0]
+            for number in range(4):
+                messages = [{"role": "user", "content": f"question {number} of several"}]
+                said(front, False, tools=[tool(one) for one in NAMES], tool_choice="required", messages=messages)
+                after = [len(front.device.submissions), len(second.submissions)]
+                assert sorted(now - then for now, then in zip(after, before, strict=True))[0] == 0
+                assert sum(after) - sum(before) >= 2
+                before = after
+    finally:
+        control.stop()
+        second.close()
 
 
 def test_names_fork_where_their_tokens_differ(hermes: FrontEnd) -> None:

@@ -27,7 +27,7 @@ from dpu_service.wire import Drain
 log = logging.getLogger(__name__)
 
 MOST_WORKERS = 4
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 app.add_typer(tenant_commands, name="keys")
 
 

@@ -158,7 +158,9 @@ def run(
 
 def main() -> None:
     """Console script."""
-    typer.run(run)
+    app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+    app.command()(run)
+    app()
 
 
 if __name__ == "__main__":

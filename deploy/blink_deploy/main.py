@@ -16,7 +16,7 @@ from blink_proto.dial import Dial
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 START_SECONDS = 600.0
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_show_locals=False)
 console = Console(stderr=True)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.rdma.image import ROOT, cache_folder, fetch, make_image
 
 PACKAGES = "base-files libc6 libstdc++6 bash coreutils mount iproute2 python3 rdma-core libibverbs1 ibverbs-providers"
+PACKAGES += " python3-pyverbs"
 _PLATFORMS = ("manylinux2014_aarch64", "manylinux_2_17_aarch64", "manylinux_2_28_aarch64")
 PYTHON = "3.11"
 """Debian 12's."""

@@ -22,7 +22,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 INIT = HERE / "vm" / "init"
-MODULES = ["virtio_pci", "virtio_net", "9pnet_virtio", "9p", "overlay", "dummy", "crc32_generic", "rdma_rxe"]
+MODULES = ["virtio_pci", "virtio_net", "9pnet_virtio", "9p", "overlay", "dummy", "crc32_generic", "veth", "rdma_rxe"]
 _PARTS = ["./boot/vmlinuz*", "*lib/modules/*/modules.*"]
 _PARTS += [f"*/kernel/{name}/*" for name in ("drivers/infiniband", "drivers/virtio", "net", "fs", "lib", "crypto")]
 _PARTS += ["*/kernel/drivers/net/[a-z]*.ko*"]

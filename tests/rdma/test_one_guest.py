@@ -12,9 +12,13 @@ from blink_proto.rdma.pyverbs_package import load_pyverbs
 from tests.rdma.guest import Guest, amd64
 
 SECONDS = 500
+ONLY_PLAYED = 4
+"""Tests that look into the stand-in for a device, and that have it alone."""
 KINDS = ("verbs", "verbs-pyverbs")
 CONTRACT = """\
 ip addr add 10.9.0.1/24 dev dummy0 && ip link set dummy0 up && rdma link add rxe0 type rxe netdev dummy0 || exit 90
+ip link add quiet type veth peer name nobody && ip addr add 10.8.0.1/24 dev quiet && ip link set quiet up || exit 91
+ip link set nobody up && rdma link add rxe1 type rxe netdev quiet && export BLINK_RDMA_QUIET_ADDRESS=10.8.0.1 || exit 92
 $PYTHON -m pytest tests/transport {transports} --ignore tests/transport/doca --confcutdir=tests/transport \\
   --timeout 120 --color=no -vv \\
   -p no:cacheprovider -p no:schemathesis -p no:hypothesispytest -p no:anyio
@@ -48,6 +52,7 @@ def test_the_contract_holds_over_soft_roce(kind: str, said: str) -> None:
     if kind != KINDS[0] and (reason := why_no_pyverbs()):
         pytest.skip(reason)
     outcomes = re.findall(rf"::\w+\[{kind}(?!-py)[^\]]*\] (\w+)", said)
-    assert set(outcomes) == {"PASSED"}, said[-8000:]
+    assert set(outcomes) <= {"PASSED", "SKIPPED"}, said[-8000:]
+    assert outcomes.count("SKIPPED") <= ONLY_PLAYED
     assert len(outcomes) >= 40, "the guest ran fewer tests than there are"
     assert re.search(r"\d+ passed in", said) is not None, said[-3000:]

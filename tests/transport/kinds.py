@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from blink_proto.doca.settings import DocaSettings
-from blink_proto.rdma.binding import RdmaError, open_device
+from blink_proto.rdma.binding import OPENERS, RdmaError, open_device
 from dpu_service.transport.base import Connector
 from dpu_service.transport.choose import RdmaChoice, make_connector
 from gpu_runtime.registration.base import Registrar
@@ -23,6 +23,9 @@ from gpu_runtime.registration.memory import Part
 from gpu_runtime.registration.shm import ShmRegistrar
 from tests.replay import ReplayDevice
 from tests.transport.doca.build import SHIM_ADDRESS, shim_folder
+from tests.transport.played import ADDRESS, REFUSED, PlayedDevice, PlayedDeviceWithoutWindows
+
+OPENERS["played"], OPENERS["played-regions"] = PlayedDevice, PlayedDeviceWithoutWindows
 
 RDMA_ADDRESS = os.environ.get("BLINK_RDMA_ADDRESS", "10.9.0.1")
 DOCA_ADDRESS = os.environ.get("BLINK_DOCA_ADDRESS", "")
@@ -44,6 +47,8 @@ class Kind:
     guards: bool
     refusal: str = ""
     """What errors say when the other end refuses an access."""
+    apart: bool = True
+    """Both ends may be processes of their own."""
 
 
 def _shm_registrar(device: ReplayDevice) -> Registrar:
@@ -62,21 +67,21 @@ class DeviceMemory:
         return domain.register(int(self._regions[part.inbound].ctypes.data) + part.offset, part.size, access)
 
 
-def _verbs(name: str, binding: str) -> Kind:
+def _verbs(name: str, binding: str, address: str = RDMA_ADDRESS, apart: bool = True) -> Kind:
     """The verbs transport with both ends by one package."""
 
     def registrar(device: ReplayDevice) -> Registrar:
         from gpu_runtime.registration.choose import RdmaChoice as Choice
         from gpu_runtime.registration.verbs import VerbsRegistrar
 
-        return VerbsRegistrar(DeviceMemory(device), device.sizes, Choice("", RDMA_ADDRESS, binding))
+        return VerbsRegistrar(DeviceMemory(device), device.sizes, Choice("", address, binding))
 
-    choice = RdmaChoice("", RDMA_ADDRESS, binding)
+    choice = RdmaChoice("", address, binding)
 
     def connector() -> Connector:
         return make_connector("verbs", choice)
 
-    return Kind(name, connector, registrar, lambda: why_no_verbs(choice), True, refusal="remote access error")
+    return Kind(name, connector, registrar, lambda: why_no_verbs(choice), True, REFUSED, apart)
 
 
 def why_no_verbs(choice: RdmaChoice) -> str:
@@ -120,6 +125,8 @@ KINDS = {
         Kind("shm", lambda: make_connector("shm", RdmaChoice()), _shm_registrar, lambda: "", guards=False),
         _verbs("verbs", "ibverbs"),
         _verbs("verbs-pyverbs", "pyverbs"),
+        _verbs("verbs-played", "played", ADDRESS, apart=False),
+        _verbs("verbs-played-regions", "played-regions", ADDRESS, apart=False),
         Kind("doca", _doca_connector, _doca_registrar, why_no_doca, guards=True),
     )
 }

@@ -147,6 +147,19 @@ def test_a_fetch_too_many_is_not_asked_for_and_its_ticket_waits_for_the_next() -
     assert mirror.fetch((Range(0, 8),)) == tickets[-1]
 
 
+def test_a_fetch_of_nothing_has_nothing_under_way() -> None:
+    pair = Pair()
+    mirror, sender = make_mirror(pair, 4096)
+    assert mirror.fetched(mirror.fetch(()))
+    ticket = mirror.fetch((Range(0, 8),))
+    assert mirror.fetch(()) == ticket
+    assert not mirror.fetched(ticket)
+    pair.work()
+    sender.progress()
+    assert mirror.fetched(ticket)
+    assert sender.idle
+
+
 def test_windows_bound_what_can_be_named() -> None:
     windows = Windows([Window(4096, 64, 1_000_000, 5), Window(8192, 64, 2_000_000, 6)], 1 << 20)
     assert windows.find(4100, 60) == (1_000_004, 5)

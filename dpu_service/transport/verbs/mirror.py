@@ -56,6 +56,8 @@ class Mirror:
 
     def fetch(self, ranges: tuple[Range, ...]) -> int:
         """See `Transport.fetch`."""
+        if not ranges:
+            return self._asked
         if not self._free:
             return self._asked + 1
         slot = self._free.pop()

@@ -22,9 +22,9 @@ _WORD = struct.Struct("<Q")
 class Payload:
     """Bytes that are to be written; PIECE_BYTES at most."""
 
-    content: bytes
-    remote: int
-    remote_key: int
+    content: bytes = field(repr=False)
+    remote: int = field(repr=False)
+    remote_key: int = field(repr=False)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ completion channel's descriptor does not block.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from typing import NamedTuple, Protocol
@@ -83,6 +83,9 @@ class Write(NamedTuple):
     remote_key: int
     inline: bool = False
 
+    def __repr__(self) -> str:
+        return f"Write(size={self.size}, redacted)"
+
 
 class Read(NamedTuple):
     """`size` bytes at `remote` come to `local`."""
@@ -92,6 +95,9 @@ class Read(NamedTuple):
     size: int
     remote: int
     remote_key: int
+
+    def __repr__(self) -> str:
+        return f"Read(size={self.size}, redacted)"
 
 
 class Bind(NamedTuple):
@@ -233,20 +239,26 @@ def open_device(name: str, address: str, bindings: Sequence[str] = BINDINGS) -> 
     refuse_reordering()
     missing = []
     for binding in bindings:
+        if binding not in OPENERS:
+            raise RdmaError(f"there is no binding to verbs named {binding!r}")
         try:
-            return _open(binding, name, address)
+            return OPENERS[binding](name, address)
         except BindingMissingError as error:
             missing.append(str(error))
     raise BindingMissingError("; ".join(missing))
 
 
-def _open(binding: str, name: str, address: str) -> Device:
-    if binding == "ibverbs":
-        from blink_proto.rdma.with_ibverbs import IbverbsDevice
+def _by_ibverbs(name: str, address: str) -> Device:
+    from blink_proto.rdma.with_ibverbs import IbverbsDevice
 
-        return IbverbsDevice(name, address)
-    if binding == "pyverbs":
-        from blink_proto.rdma.with_pyverbs import PyverbsDevice
+    return IbverbsDevice(name, address)
 
-        return PyverbsDevice(name, address)
-    raise RdmaError(f"there is no binding to verbs named {binding!r}")
+
+def _by_pyverbs(name: str, address: str) -> Device:
+    from blink_proto.rdma.with_pyverbs import PyverbsDevice
+
+    return PyverbsDevice(name, address)
+
+
+OPENERS: dict[str, Callable[[str, str], Device]] = {"ibverbs": _by_ibverbs, "pyverbs": _by_pyverbs}
+"""By binding; each raises what `open_device` does."""

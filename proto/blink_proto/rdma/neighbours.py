@@ -1,7 +1,7 @@
 """Makes the kernel learn a peer's hardware address.
 
-Connecting a RoCE queue pair asks for it and, where it is not known, waits up to a second. A binding that keeps the
-interpreter lock meanwhile stops all threads of the process; so it is asked for beforehand.
+Connecting a RoCE queue pair asks for it and, where it is not known, waits up to a second. Both packages keep the
+interpreter lock meanwhile, which stops all threads of the process; so it is asked for beforehand.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from blink_proto.secret import SecretBytes, SecretInt
+
 _ENDPOINT = struct.Struct(">4sBBHII16s")
 _COUNTS = struct.Struct(">HH")
 _WINDOW = struct.Struct(">QQQI")
@@ -55,7 +57,7 @@ class Endpoint:
             raise WireError("not an RDMA endpoint of this version")
         if not 1 <= mtu <= _LARGEST_MTU or not 0 < queue_pair < _QUEUE_PAIRS or first_packet >= _PACKETS:
             raise WireError("an RDMA endpoint with impossible numbers")
-        return cls(queue_pair, first_packet, gid, lid, mtu)
+        return cls(SecretInt(queue_pair), SecretInt(first_packet), SecretBytes(gid), lid, mtu)
 
     def __repr__(self) -> str:
         return "Endpoint(redacted)"
@@ -106,7 +108,8 @@ class Answer:
         inbound, outbound = _COUNTS.unpack_from(rest)
         if len(rest) != _COUNTS.size + (inbound + outbound) * _WINDOW.size:
             raise WireError("not the answer of an RDMA runtime")
-        windows = tuple(Window(*fields) for fields in _WINDOW.iter_unpack(rest[_COUNTS.size :]))
+        fields = _WINDOW.iter_unpack(rest[_COUNTS.size :])
+        windows = tuple(Window(offset, size, SecretInt(at), SecretInt(key)) for offset, size, at, key in fields)
         if any(one.size == 0 or one.address + one.size > _ADDRESSES for one in windows):
             raise WireError("the answer of an RDMA runtime with impossible memory")
         return cls(endpoint, windows[:inbound], windows[inbound:])

@@ -1,6 +1,7 @@
 """The verbs by the PyPI package `ibverbs`, which loads the machine's own libibverbs. See `binding`.
 
-The package releases the interpreter lock while it calls the library. It has no memory windows.
+The package releases the interpreter lock where it posts, polls and waits, but not where it connects: so the way to a
+peer is found before. It has no memory windows.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from blink_proto.rdma.binding import (
     Work,
     Write,
 )
-from blink_proto.rdma.gids import gid_of, index_of
+from blink_proto.rdma.gids import address_of, gid_of, index_of
+from blink_proto.rdma.neighbours import wake_neighbour
 from blink_proto.rdma.wire import Endpoint
 
 NO_WINDOWS = "the binding ibverbs has no memory windows"
@@ -63,7 +65,7 @@ class IbverbsDevice:
 
     def __init__(self, name: str, address: str) -> None:
         self._package = ibverbs()
-        wanted = gid_of(address)
+        self.address, wanted = address, gid_of(address)
         for device in self._devices(name):
             context = device.open()
             index = _gid_index(context, device.name, wanted)
@@ -79,6 +81,7 @@ class IbverbsDevice:
             context.close()
             raise RdmaError(f"the port of {self.name} is not active")
         self.mtu, self._lid = int(port.active_mtu), int(port.lid)
+        self.has_neighbours = self._lid == 0  # Ethernet: every InfiniBand port that is active has a LID
 
     def _devices(self, name: str) -> list[Any]:
         try:
@@ -179,6 +182,8 @@ class IbverbsQueuePair:
     def connect(self, peer: Endpoint, access: Access) -> None:
         """See `QueuePair`."""
         package, device = self._package, self._domain.device
+        if device.has_neighbours:
+            wake_neighbour(device.address, address_of(peer.gid))
         mtu = min(device.mtu, peer.mtu)
         remote = package.QPInfo(peer.queue_pair, peer.first_packet, peer.lid, peer.gid, PORT, mtu)
         _called(self._pair.to_init, PORT, int(access))

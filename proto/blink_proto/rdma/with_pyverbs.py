@@ -38,7 +38,6 @@ from blink_proto.rdma.pyverbs_package import load_pyverbs
 from blink_proto.rdma.wire import Endpoint
 
 _NO_ERROR = 0
-_ETHERNET = 2
 _MIN_RNR_TIMER = 12
 _RNR_RETRIES = 7
 _ANY_TYPE_2 = ("IBV_DEVICE_MEM_WINDOW_TYPE_2A", "IBV_DEVICE_MEM_WINDOW_TYPE_2B")
@@ -80,7 +79,7 @@ class PyverbsDevice:
             self.context.close()
             raise RdmaError(f"the port of {self.name} is not active")
         self.mtu, self._lid = int(port.active_mtu), int(port.lid)
-        self.has_neighbours = int(port.link_layer) == _ETHERNET
+        self.has_neighbours = self._lid == 0  # Ethernet: every InfiniBand port that is active has a LID
         flags = int(self.context.query_device().device_cap_flags)
         has_windows = any(flags & int(getattr(self.package.enums, flag)) for flag in _ANY_TYPE_2)
         self.no_windows = "" if has_windows else f"the device {self.name} has no memory windows of type 2"

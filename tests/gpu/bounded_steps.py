@@ -1,7 +1,8 @@
 """A few steps of a small model, each launched from the host, for tools that watch kernels: compute-sanitizer, ncu.
 
 `python -m tests.gpu.bounded_steps FOLDER [--dtype float32] [--steps 40]`: decodes and prompt chunks together, sequences
-that end and are cancelled, sampled and greedy ones. Ends with status 0 when every sequence has ended as it should.
+that end and are cancelled, sampled and greedy ones, with banned sequences of tokens. Ends with status 0 when every
+sequence has ended as it should.
 """
 
 from __future__ import annotations
@@ -26,8 +27,15 @@ def play(chain: LocalChain, steps: int) -> list[Finish]:
     for _ in range(3):
         chain.chain.step_once()
     lengths = (1, 5, 17, 40, 130)
+    bans = [[token, token + 1] for token in range(0, 260, 2)]
     made = [
-        front.submit(token_prompt(length, chain.limits.vocab_size, length), 6, temperature=0.7 * (index % 2), top_k=20)
+        front.submit(
+            token_prompt(length, chain.limits.vocab_size, length),
+            6,
+            temperature=0.7 * (index % 2),
+            top_k=20,
+            bans=bans[:length],
+        )
         for index, length in enumerate(lengths)
     ]
     last = front.submit(token_prompt(9, chain.limits.vocab_size, 9), 200)

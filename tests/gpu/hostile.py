@@ -64,6 +64,11 @@ class Hostile:
         if record["logprobs"] and any_of((False, True)):
             record["flags"] = int(record["flags"]) | arena.SubmitFlag.PROMPT_LOGPROBS
             record["max_tokens"] = any_of((0, 5))
+        if any_of((False, True)):
+            place = (start + 64) % (self._front.sizes.heap_tokens - 3)
+            words = np.array([arena.BAN_LENGTH + any_of((2, 2, 3)), *any_of(((7, 8), (7, 7)))], "<u4")
+            self._front.write(self._front.heap_offset + 4 * place, words.tobytes())
+            record["bias_offset"], record["ban_words"] = place, len(words)
         self._append(record)
 
     def _cancel(self) -> None:

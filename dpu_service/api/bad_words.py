@@ -54,7 +54,7 @@ def _checked(number: int, word: str) -> str:
     bare = word.lstrip(" ")
     if not bare:
         raise bad_value("bad_words", "'bad_words' must not contain an empty word")
-    if len(bare) > LONGEST_WORD:
+    if len(word) > LONGEST_WORD:
         raise bad_value(f"bad_words[{number}]", f"'bad_words[{number}]' may have at most {LONGEST_WORD} characters")
     return bare
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw
 
 from blink_proto import arena
+from dpu_service.api.bad_words import LONGEST_WORD
 from dpu_service.api.bias import MAX_BIAS_VALUE
 
 MAX_CHOICES = 128
@@ -69,7 +70,7 @@ KeepStop = Annotated[
     bool, Meta(description="The stop string, or the text of the stop token, is part of the answer. Default false.")
 ]
 BadWords = Annotated[
-    list[str],
+    list[Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": LONGEST_WORD})]],
     Meta(
         max_length=arena.MAX_BIAS // 2,
         description="Words that are not generated, bare and behind a space. Of a word of several tokens the last one "

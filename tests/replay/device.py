@@ -1,4 +1,4 @@
-"""A scripted device: plays the scheduler's side of the arena, in a thread, and the control plane beside it.
+"""A scripted device: plays the scheduler's side of the arena, in a thread.
 
 It follows the arena's contract, not the scheduler's code, so that the front end can be tested without a model: what a
 sequence says, how fast, and how it ends is up to the test.
@@ -12,96 +12,19 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 
-from blink_proto import arena, control_pb2
-from blink_proto.arena import DeviceState, ErrorCode, Finish, RecordKind, SubmitFlag
-from blink_proto.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+from blink_proto import arena
+from blink_proto.arena import DeviceState, ErrorCode, Finish, RecordKind
+from tests.replay.script import Playing, Script, Submission, logprobs_of
 
 SHM = Path("/dev/shm")
 TURN_SECONDS = 0.0005
-
-
-@dataclass(frozen=True)
-class Submission:
-    """What the front end asked for."""
-
-    channel: int
-    position: int
-    prompt: tuple[int, ...]
-    max_tokens: int
-    top_k: int
-    temperature: float
-    top_p: float
-    seed: int
-    flags: int
-    stop_tokens: tuple[int, ...]
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    min_tokens: int
-    logprobs: int
-    priority: int
-    bias: tuple[tuple[int, float], ...]
-    bans: tuple[tuple[int, ...], ...]
-
-
-@dataclass
-class Script:
-    """What a sequence says.
-
-    Its last token carries `finish`; with `end_apart` an END record of its own does. Without a `finish` it then says
-    nothing more. `max_tokens` of the submission cuts it with LENGTH. Where the submission wants log-probabilities,
-    those of the tokens are `logprobs` in turn: (token, logarithm), its own first; the last ones go on for ever.
-    Without any, token t has -0.5 and rank 3, and the likely ones are t + 1, t + 2, … with -1, -1.5, …
-    Where it wants those of its prompt too, they come first, all at once as far as the log has room: `prompt_logprobs`
-    in turn, from the second token on, or by the same rule. With `max_tokens` 0 nothing else comes.
-    """
-
-    tokens: list[int]
-    finish: Finish = Finish.STOP
-    every: float = 0.0
-    delay: float = 0.0
-    end_apart: bool = False
-    error: ErrorCode = ErrorCode.NONE
-    reject: bool = False
-    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    prompt_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-
-
-def _logprobs_of(
-    scripted: list[list[tuple[int, float]]], tokens: Sequence[int], place: int, count: int
-) -> list[tuple[int, float]]:
-    """So many of the token at this place."""
-    if scripted:
-        return scripted[min(place, len(scripted) - 1)][:count]
-    return [(tokens[place] + k, -0.5 * (k + 1)) for k in range(count)]
-
-
-@dataclass
-class Playing:
-    """A sequence under way."""
-
-    submission: Submission
-    script: Script
-    due: float
-    said: int = 0
-    scored: int = 1
-    """Tokens of the prompt that were spoken of; nothing is said of the first one."""
-
-    @property
-    def scores(self) -> bool:
-        """Whether a token of the prompt comes next."""
-        wanted = self.submission.flags & SubmitFlag.PROMPT_LOGPROBS
-        return bool(wanted) and self.scored < len(self.submission.prompt)
 
 
 @dataclass
@@ -309,7 +232,7 @@ class ReplayDevice:
         playing.scored += 1
         self._say(index, position, RecordKind.PROMPT_TOKEN, Finish.NONE, submission.prompt[place])
         scripted, tokens = playing.script.prompt_logprobs, submission.prompt[1:]
-        self._say_logprobs(index, _logprobs_of(scripted, tokens, place - 1, submission.logprobs))
+        self._say_logprobs(index, logprobs_of(scripted, tokens, place - 1, submission.logprobs))
 
     def _next(self, index: int, position: int, playing: Playing) -> bool:
         script, wanted = playing.script, playing.submission.max_tokens
@@ -329,7 +252,7 @@ class ReplayDevice:
             else:
                 self._over(index, position, RecordKind.TOKEN, finish, token, ErrorCode.NONE)
             count = playing.submission.logprobs
-            self._say_logprobs(index, _logprobs_of(script.logprobs, script.tokens, playing.said - 1, count))
+            self._say_logprobs(index, logprobs_of(script.logprobs, script.tokens, playing.said - 1, count))
             self._generated += 1
         elif script.end_apart and script.finish is not Finish.NONE:
             self._over(index, position, RecordKind.END, script.finish, 0, script.error)
@@ -402,98 +325,3 @@ def _create(name: str, size: int) -> mmap.mmap:
         return mmap.mmap(descriptor, size)
     finally:
         os.close(descriptor)
-
-
-class ReplayControl(ControlServicer):  # type: ignore[misc]
-    """The part of the control plane that front ends use. Without a device it serves no model."""
-
-    def __init__(self, model: str, files: dict[str, bytes], device: ReplayDevice | None) -> None:
-        self.model, self.files = model, files
-        self.device = device
-        self.opened: list[control_pb2.OpenSessionRequest] = []
-        self._changed = threading.Condition()
-        self._closed = False
-        self._server: grpc.Server | None = None
-        self.port = 0
-
-    def start(self, port: int = 0) -> int:
-        """Listens on a loopback port; the port."""
-        self._server = grpc.server(ThreadPoolExecutor(4))
-        add_ControlServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
-        self._server.start()
-        return self.port
-
-    def stop(self) -> None:
-        """Is gone, as after a crash."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        assert self._server is not None
-        self._server.stop(0).wait()
-
-    def put(self, device: ReplayDevice | None) -> None:
-        """Serves another device (a new epoch), or none."""
-        with self._changed:
-            self.device = device
-            self._changed.notify_all()
-
-    def WatchState(self, request: Any, context: Any) -> Iterator[control_pb2.State]:
-        """The present state, then every change."""
-        said: object = self
-        while not self._closed and context.is_active():
-            with self._changed:
-                if self.device is said:
-                    self._changed.wait(0.2)
-                    continue
-                said = self.device
-            if said is None:
-                yield control_pb2.State(phase=control_pb2.PHASE_IDLE)
-            else:
-                assert isinstance(said, ReplayDevice)
-                yield control_pb2.State(phase=control_pb2.PHASE_SERVING, epoch=said.epoch, model=self.model)
-
-    def OpenSession(self, request: Any, context: Any) -> control_pb2.OpenSessionResponse:
-        """Hands out a channel of its own to every name, in the order in which they come."""
-        self.opened.append(request)
-        device = self.device
-        if device is None:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no model is loaded")
-        assert device is not None
-        names = list(dict.fromkeys(one.front_end for one in self.opened))
-        channel = names.index(request.front_end)
-        if channel >= device.sizes.channels:
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no channel is free")
-        sizes = device.sizes
-        layout = control_pb2.ArenaLayout(
-            version=arena.VERSION,
-            layout_hash=arena.LAYOUT_HASH,
-            channels=sizes.channels,
-            submit_slots=sizes.submit_slots,
-            cancel_slots=sizes.cancel_slots,
-            log_slots=sizes.log_slots,
-            heap_tokens=sizes.heap_tokens,
-            inbound_bytes=arena.InboundLayout(sizes).total_bytes,
-            outbound_bytes=arena.OutboundLayout(sizes).total_bytes,
-        )
-        model = control_pb2.Model(
-            name=self.model,
-            architecture="replay",
-            vocab_size=device.vocab_size,
-            max_model_tokens=device.window,
-            max_sequence_tokens=device.window,
-        )
-        return control_pb2.OpenSessionResponse(
-            layout=layout,
-            nonce=device.nonce,
-            epoch=device.epoch,
-            channels=[channel],
-            transport_blob=device.blob(),
-            model=model,
-        )
-
-    def FetchTokenizer(self, request: Any, context: Any) -> Iterator[control_pb2.FetchTokenizerChunk]:
-        """In small pieces, so that joining them is tested too."""
-        for name, content in self.files.items():
-            for at in range(0, len(content), 10_000):
-                yield control_pb2.FetchTokenizerChunk(file=name, content=content[at : at + 10_000])

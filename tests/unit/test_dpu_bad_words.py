@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +14,6 @@ from tests.replay import Submission
 from tests.unit.test_dpu_streams import ask, post
 
 BOTH_ROUTES = pytest.mark.parametrize("route", ["plain", "chat"])
-
-
-@pytest.fixture(scope="module")
-def front() -> Iterator[FrontEnd]:
-    with front_end("--workers", "1", "--no-access-log") as running:
-        yield running
 
 
 def asked(front: FrontEnd, route: str = "plain", **fields: Any) -> Submission:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,7 +10,7 @@ import pytest
 
 from blink_proto.arena import Finish
 from tests import tiny_text
-from tests.front_end import FrontEnd, eventually, front_end
+from tests.front_end import FrontEnd, eventually
 from tests.replay import Script, Submission
 from tests.unit.test_dpu_logprobs import rows
 from tests.unit.test_dpu_streams import ask, events, joined, post, says
@@ -20,22 +19,6 @@ EITHER_WAY = pytest.mark.parametrize("stream", [False, True])
 BOS = tiny_text.special(tiny_text.BOS)
 STEP = 0x9E3779B97F4A7C15
 """Documented: choice i of seed s uses s + i * STEP mod 2^64."""
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[FrontEnd]:
-    with front_end("--workers", "1", "--no-access-log") as running:
-        yield running
-
-
-@pytest.fixture
-def front(shared: FrontEnd) -> Iterator[FrontEnd]:
-    shared.device.submissions.clear()
-    yield shared
-    shared.device.script = lambda s: Script([0])
-    eventually(lambda: shared.device.playing == 0)
-    shared.device.cancelled.clear()
-    assert shared.device.channels[0].protocol_errors == 0
 
 
 def complete(front: FrontEnd, prompt: Any, **fields: Any) -> httpx.Response:

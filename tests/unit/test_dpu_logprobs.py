@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,25 +10,11 @@ import pytest
 
 from blink_proto.arena import Finish
 from tests import tiny_text
-from tests.front_end import FrontEnd, eventually, front_end
+from tests.front_end import FrontEnd
 from tests.replay import Script, Submission
 from tests.unit.test_dpu_streams import BOTH, ask, events, post, says
 
 EITHER_WAY = pytest.mark.parametrize("stream", [False, True])
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[FrontEnd]:
-    with front_end("--workers", "1", "--no-access-log") as running:
-        yield running
-
-
-@pytest.fixture
-def front(shared: FrontEnd) -> Iterator[FrontEnd]:
-    yield shared
-    shared.device.script = lambda s: Script([0])
-    eventually(lambda: shared.device.playing == 0)
-    shared.device.submissions.clear()
 
 
 def wanted(endpoint: str, top: int) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,28 +10,13 @@ import pytest
 
 from blink_proto.arena import Finish, SubmitFlag
 from tests import tiny_text
-from tests.front_end import FrontEnd, eventually, front_end
+from tests.front_end import FrontEnd
 from tests.replay import Script, Submission
 from tests.unit.test_dpu_logprobs import choices_of, rows, rows_of
 from tests.unit.test_dpu_streams import ask, joined, post
 
 EITHER_WAY = pytest.mark.parametrize("stream", [False, True])
 BOS, END = tiny_text.special(tiny_text.BOS), tiny_text.special(tiny_text.END)
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[FrontEnd]:
-    with front_end("--workers", "1", "--no-access-log") as running:
-        yield running
-
-
-@pytest.fixture
-def front(shared: FrontEnd) -> Iterator[FrontEnd]:
-    shared.device.submissions.clear()
-    yield shared
-    shared.device.script = lambda s: Script([0])
-    eventually(lambda: shared.device.playing == 0)
-    assert shared.device.channels[0].protocol_errors == 0
 
 
 def value_of(token: int, place: int) -> float:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests import tiny_text
-from tests.front_end import MODEL, WINDOW, FrontEnd, front_end
+from tests.front_end import MODEL, WINDOW, FrontEnd
 
 HI = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture(scope="module")
-def front() -> Iterator[FrontEnd]:
-    with front_end("--workers", "1", "--no-access-log") as running:
-        yield running
 
 
 def post(front: FrontEnd, path: str, **fields: Any) -> httpx.Response:

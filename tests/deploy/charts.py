@@ -106,5 +106,11 @@ def pod_of(found: Object) -> Object:
 
 
 def pods(found: list[Object]) -> list[Object]:
-    """The pods that objects make."""
-    return [pod_of(each) for each in found if each["kind"] in ("Pod", "DaemonSet", "StatefulSet", "Deployment", "Job")]
+    """The pods that objects make, without those that Helm makes for a test."""
+    kinds = ("Pod", "DaemonSet", "StatefulSet", "Deployment", "Job")
+    return [pod_of(each) for each in found if each["kind"] in kinds and not is_hook(each)]
+
+
+def is_hook(found: Object) -> bool:
+    """Whether Helm makes it at certain times only."""
+    return "helm.sh/hook" in found["metadata"].get("annotations", {})

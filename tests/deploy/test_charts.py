@@ -103,7 +103,10 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("blink-dpu", {"exposedPorts": {"ports": {"grpc": True}}}),
     ("blink-dpu", {"exposedPorts": {"ports": {"https": "yes"}}}),
     ("blink-dpu", {"exposedPorts": {"ports": {"http": True}}}),
-    ("blink-dpu", {"runtime": {"address": "no-port"}}),
+    ("blink-dpu", {"runtime": {"addresses": ["no-port"]}}),
+    ("blink-dpu", {"runtime": {"addresses": []}}),
+    ("blink-dpu", {"runtime": {"addresses": ["gpu:50051", "gpu:50051"]}}),
+    ("blink-single", {"gpus": 0}),
     ("blink-dpu", {"https": {"minVersion": "1.1"}}),
     ("blink-dpu", {"https": {"clientCaSecret": {"name": "ca"}}}),
     ("blink-dpu", {"https": {"certManager": {"enabled": True, "issuerRef": {"name": "a"}}}}),
@@ -173,6 +176,36 @@ def test_notes_say_what_is_missing() -> None:
     done = run_helm("4", "install", RELEASE, *arguments_of(ALL["blink-dpu.open"]), "--dry-run=client")
     assert "WARNING: no API keys" in done.stdout
     assert "no TLS" in done.stdout
+
+
+def notes(case: str) -> str:
+    done = run_helm("4", "install", RELEASE, *arguments_of(ALL[case]), "--dry-run=client", "--namespace", "serving")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.partition("NOTES:")[2]
+
+
+def test_notes_of_the_runtime_say_what_is_missing() -> None:
+    said = notes("blink-gpu.defaults")
+    for words in ("acme-blink-gpu-control", "blinkctl certs init", "lets no front end in yet", "port 30051"):
+        assert words in said
+    assert "no TLS" not in said
+    said = notes("blink-gpu.insecure")
+    assert "WARNING: the control plane has no TLS" in said
+    assert "acme-blink-gpu-control.serving.svc:50051" in said
+    assert "waits for" not in said
+
+
+def test_notes_of_the_single_pod_say_how_to_ask() -> None:
+    said = notes("blink-single.defaults")
+    for words in ("the soft GPU", "port-forward service/acme-blink-single", "helm -n serving test acme"):
+        assert words in said
+    assert "WARNING: no API keys" in said
+    assert "2 GPU(s)" in notes("blink-single.full")
+    assert "WARNING" not in notes("blink-single.full")
+
+
+def test_notes_of_the_front_end_name_every_runtime() -> None:
+    assert "link.internal:50051 and $(NODE_NAME).link.internal:50052" in notes("blink-dpu.full")
 
 
 def test_rendering_twice_gives_the_same() -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +64,50 @@ def test_charts_use_options_that_exist(case: Case) -> None:
                 assert "$(" not in word
 
 
+def test_the_init_container_uses_options_that_exist() -> None:
+    (pod,) = pods(rendered("blink-gpu.full"))
+    (container,) = pod["spec"]["initContainers"]
+    program, subcommand, _, *rest = container["command"]
+    assert (program, subcommand) == ("hf", "download")
+    hf = Path(sys.executable).with_name("hf")
+    said = subprocess.run([hf, "download", "--help"], capture_output=True, text=True, check=True).stdout
+    assert all(word in said for word in rest if word.startswith("--"))
+
+
+def unit_command() -> list[str]:
+    """What the systemd unit starts."""
+    text = (DEPLOY / "systemd" / "blink-dpu.service").read_text().replace("\\\n", " ")
+    (line,) = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)
+    return line.split()
+
+
+def test_the_unit_uses_options_that_exist() -> None:
+    program, *arguments = unit_command()
+    options = parsed(Path(program).name, arguments)
+    assert (options["rdma_address"], options["transport"]) == ("192.168.200.2", "verbs")
+    # The same front end as the static pod's.
+    (pod,) = objects((DEPLOY / "static-pod" / "blink-dpu.yaml").read_text())
+    other = parsed(*command_line(pod["spec"]["containers"][0]))
+    assert {name for name in options if options[name] != other[name]} == {"data_dir"}
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    program, *_ = unit_command()
+    text = (DEPLOY / "systemd" / "blink-dpu.service").read_text()
+    unit = tmp_path / "blink-dpu.service"
+
+    def verify(content: str) -> tuple[int, str]:
+        unit.write_text(content.replace(program, sys.executable))
+        done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+        return done.returncode, "".join(line for line in done.stderr.splitlines() if str(unit) in line)
+
+    assert verify(text) == (0, "")
+    assert verify(text.replace("LimitMEMLOCK=infinity", "LimitMEMLOCK=much"))[1] != ""
+    assert "TimeoutStopSec=55" in text  # grace 30, unready 5, and 20 as the chart gives
+
+
 def test_the_static_pod_uses_options_that_exist() -> None:
     (pod,) = objects((DEPLOY / "static-pod" / "blink-dpu.yaml").read_text())
     program, arguments = command_line(pod["spec"]["containers"][0])
@@ -97,7 +145,7 @@ def test_values_arrive_at_the_programs() -> None:
         "https": "0.0.0.0:8443", "http": "0.0.0.0:8000", "workers": 6, "tls_min_version": "1.3", "transport": "doca",
         "tls_client_ca": "/etc/blink/client-ca/ca.crt", "api_keys": "/etc/blink/keys/keys.toml", "access_log": False,
         "tool_parser": "hermes", "runtime_ca": "/etc/blink/control/ca.crt", "runtime_insecure": False,
-        "runtime": ["192.0.2.9.link.internal:50051"],
+        "runtime": ["192.0.2.9.link.internal:50051", "192.0.2.9.link.internal:50052"],
     }  # fmt: skip
     assert {name: dpu[name] for name in wanted} == wanted
 

@@ -14,6 +14,7 @@ from tests.deploy.charts import (
     DEPLOY,
     Case,
     Object,
+    is_hook,
     objects,
     one,
     pods,
@@ -52,6 +53,27 @@ def test_containers_may_do_as_little_as_possible(case: Case) -> None:
             assert security["capabilities"]["drop"] == ["ALL"]
             allowed = ["IPC_LOCK"] if as_root(case) and container["name"] != "download" else []
             assert security["capabilities"].get("add", []) == allowed
+
+
+@EVERY
+def test_pods_of_tests_may_do_nothing_either(case: Case) -> None:
+    hooks = [each for each in rendered(case) if is_hook(each)]
+    assert len(hooks) == (case.chart == "blink-single")
+    for each in hooks:
+        (container,) = containers(each)
+        assert each["spec"]["automountServiceAccountToken"] is False
+        assert each["spec"]["securityContext"]["runAsNonRoot"] is True
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        (pod,) = pods(rendered(case))
+        assert container["image"] == pod["spec"]["containers"][0]["image"]
+        # It is no pod of the service, and the policy lets it in.
+        service = one(rendered(case), "Service")
+        assert not service["spec"]["selector"].items() <= each["metadata"]["labels"].items()
+        assert f"https://{service['metadata']['name']}." in container["args"][1]
+        (rule,) = one(rendered(case), "NetworkPolicy")["spec"]["ingress"]
+        peers = [peer.get("podSelector", {}).get("matchLabels", {}) for peer in rule.get("from", [{"podSelector": {}}])]
+        assert any(peer.items() <= each["metadata"]["labels"].items() for peer in peers)
 
 
 @EVERY
@@ -204,6 +226,17 @@ def test_the_front_end_reaches_its_runtime_and_names_only(tmp_path) -> None:
     assert {port["port"] for port in names["ports"]} == {53}
     assert runtime == {"ports": [{"port": 50051, "protocol": "TCP"}], "to": [{"ipBlock": {"cidr": "192.168.200.1/32"}}]}
     assert link["to"] == [{"ipBlock": {"cidr": "192.168.200.0/24"}}]
+
+
+def test_every_runtimes_control_plane_is_reached(tmp_path) -> None:
+    values = {"runtime": {"addresses": ["10.0.0.1:50051", "10.0.0.2:50051", "10.0.0.1:50052"]}}
+    found = with_values("blink-dpu", tmp_path, values)
+    _, runtime = one(found, "NetworkPolicy")["spec"]["egress"]
+    assert [port["port"] for port in runtime["ports"]] == [50051, 50052]
+    (container,) = pods(found)[0]["spec"]["containers"]
+    words = container["args"]
+    told = [words[at + 1] for at, word in enumerate(words) if word == "--runtime"]
+    assert told == values["runtime"]["addresses"]
 
 
 def test_plain_http_is_for_probes_unless_peers_are_named(tmp_path) -> None:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.certificates import Authority
-from tests.deploy.charts import Object, pods, with_values
+from tests.deploy.charts import Object, is_hook, pods, with_values
 from tests.deploy.running import Running, mounts, start
 from tests.e2e.serving import free_port
 from tests.tiny import save_tiny
@@ -47,7 +47,8 @@ def container_of(found: list[Object]) -> tuple[Object, int]:
 
 def test_the_single_pods_program_serves_and_ends(model: Path, tmp_path: Path) -> None:
     values = {"model": MODEL, "https": {"port": free_port()}, "gpuArgs": "--threads 1", "kvTokens": 2048}
-    container, grace = container_of(with_values("blink-single", tmp_path, values))
+    found = with_values("blink-single", tmp_path, values)
+    container, grace = container_of(found)
     _volume(container, tmp_path, model)
     # A pod has its loopback for itself.
     served = start(container, tmp_path, more=["--grpc-port", str(free_port())])
@@ -59,10 +60,20 @@ def test_the_single_pods_program_serves_and_ends(model: Path, tmp_path: Path) ->
         answer = httpx.post(url, json=REQUEST, verify=False, timeout=60)
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] in range(1, 5)
+        assert "'completion_tokens'" in helm_test(found, "https://" + url.split("/")[2])
         assert served.stop(grace) == 0
     # What it wrote lies in its volumes.
     assert (tmp_path / "cache" / "data" / "blink").is_dir()
     assert not re.search(r"Traceback|PRIVATE KEY", served.log)
+
+
+def helm_test(found: list[Object], base: str) -> str:
+    """Runs what `helm test` runs, at another address; what it prints."""
+    (hook,) = [each for each in found if is_hook(each)]
+    (container,) = hook["spec"]["containers"]
+    script, _, mode = container["args"]
+    command = [sys.executable, "-c", script, base, mode]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_both_charts_programs_work_together_by_their_secrets(model: Path, tmp_path: Path) -> None:
@@ -108,7 +119,7 @@ def _gpu(model: Path, tmp_path: Path, certs: Path, control: int) -> Running:
 
 def _dpu(tmp_path: Path, certs: Path, control: int) -> tuple[Running, str]:
     values = {
-        "runtime": {"address": f"localhost:{control}"},
+        "runtime": {"addresses": [f"localhost:{control}"]},
         "https": {"port": free_port()},
         "service": {"workers": 1, "unready": 0},
     }

@@ -48,8 +48,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{- end -}}
 
 {{- define "blink-dpu.args" -}}
+{{- range .Values.runtime.addresses }}
 - --runtime
-- {{ .Values.runtime.address | quote }}
+- {{ . | quote }}
+{{- end }}
 - --name
 - $(NODE_NAME)
 {{- with .Values.runtime }}

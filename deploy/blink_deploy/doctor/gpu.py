@@ -43,8 +43,8 @@ def direct_rdma(probe: Probe, site: Site) -> Finding:
 
 
 def dma_buf(probe: Probe, site: Site) -> Finding:
-    """Whether memory can be handed to the RDMA device as a dma-buf."""
-    todo = "use the driver's open kernel modules and Linux 5.12 or newer, or load nvidia-peermem"
+    """Whether memory can be handed to the RDMA device as a dma-buf, which is the only way."""
+    todo = "use the driver's open kernel modules and Linux 5.12 or newer"
     return _of_each(probe, lambda gpu: _flag(gpu, "dma_buf", "dma-buf", todo))
 
 
@@ -107,20 +107,18 @@ def open_modules(probe: Probe, site: Site) -> Finding:
     line = text.splitlines()[0]
     if "Open Kernel Module" in line:
         return ok(line)
-    return warn(line, "dma-buf needs the open kernel modules (kernelModuleType: open); else nvidia-peermem must do")
+    return fail(line, "dma-buf needs the open kernel modules (the GPU Operator's driver.kernelModuleType: open)")
 
 
 def peermem(probe: Probe, site: Site) -> Finding:
-    """The older way of registering GPU memory, which dma-buf makes needless."""
-    if probe.files.exists("/sys/module/nvidia_peermem"):
-        return ok("nvidia-peermem is loaded")
-    try:
-        needless = all(gpu.attributes["dma_buf"] for gpu in probe.gpus().devices)
-    except UnknownError as error:
-        return skip(f"not loaded; whether it is needed is unknown: {error}")
-    if needless:
-        return ok("not loaded, and not needed: the device has dma-buf")
-    return fail("not loaded, and the device has no dma-buf", "modprobe nvidia-peermem (driver.rdma.enabled)")
+    """The older way of registering GPU memory: only the memory's own process could use it, and sessions are opened by
+    another one.
+    """
+    if not probe.files.exists("/sys/module/nvidia_peermem"):
+        return ok("nvidia-peermem is not loaded, and not needed")
+    if all(gpu.attributes["dma_buf"] for gpu in probe.gpus().devices):
+        return ok("nvidia-peermem is loaded, and not used")
+    return warn("nvidia-peermem is loaded, and no substitute for dma-buf", "see gpu-dma-buf")
 
 
 def _of_each(probe: Probe, look: Callable[[Gpu], Finding]) -> Finding:

@@ -56,7 +56,7 @@ def kernel(probe: Probe, site: Site) -> Finding:
     if not found:
         return skip("/proc/sys/kernel/osrelease is not to be read")
     if site.part is Part.GPU and (int(found[1]), int(found[2])) < DMA_BUF_KERNEL:
-        return warn(release, "dma-buf for RDMA came with Linux 5.12; before it only nvidia-peermem works")
+        return fail(release, "dma-buf for RDMA came with Linux 5.12")
     return ok(release)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
+import numpy as np
 from prometheus_client import Histogram
 
 
@@ -15,21 +14,19 @@ class Tally:
     """
 
     def __init__(self, histogram: Histogram) -> None:
-        self._bounds: list[float] = histogram._upper_bounds
+        self._bounds = np.array(histogram._upper_bounds)
         self._histogram = histogram
-        self._counts = [0] * len(self._bounds)
-        self._sum = 0.0
+        self._values: list[float] = []
 
     def add(self, value: float, times: int = 1) -> None:
         """As so many observations of a value."""
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
+        self._values += [value] * times
 
     def flush(self) -> None:
         """Shows what was added since the last call to whoever scrapes."""
-        for place, count in enumerate(self._counts):
+        values, self._values = self._values, []
+        places = np.searchsorted(self._bounds, values, side="left")
+        for place, count in enumerate(np.bincount(places, minlength=len(self._bounds)).tolist()):
             if count:
                 self._histogram._buckets[place].inc(count)
-                self._counts[place] = 0
-        self._histogram._sum.inc(self._sum)
-        self._sum = 0.0
+        self._histogram._sum.inc(sum(values))

@@ -40,6 +40,8 @@ class Answering:
         self._only_prompt = only_prompt
         self._parser = parser
         self._plain = echo is None and parser is None and not only_prompt and asked == Asked()
+        self.plain = self._plain and text.plain
+        """Whether `text` alone says all, as long as the device goes on."""
         self._begun = False
         self._waiting: deque[tuple[int, list[Logprob]]] = deque()
         self._scored = 0

@@ -15,6 +15,7 @@ from dpu_service.channel.logprobs import Logprob
 from dpu_service.text.tools.pieces import CallPiece
 
 DONE = b"data: [DONE]\n\n"
+_CHAT_CHUNK = "chat.completion.chunk"
 
 
 def event(body: Any) -> bytes:
@@ -43,8 +44,7 @@ def of_prompt(piece: Piece, render: RenderPrompt) -> dict[str, Any]:
     return {} if found is None else {"prompt_logprobs": render(found)}
 
 
-@dataclass(slots=True)
-class Piece:
+class Piece(msgspec.Struct):
     """News of one choice: text, the tokens whose log-probabilities were asked for, and in the last piece a reason.
 
     `prompt_logprobs`: those of the prompt's tokens but the first, for the field of this name.
@@ -53,9 +53,9 @@ class Piece:
     index: int
     text: str = ""
     finish_reason: str | None = None
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[Entry] = []
     prompt_logprobs: list[list[Logprob]] | None = None
-    calls: list[CallPiece] = field(default_factory=list)
+    calls: list[CallPiece] = []
 
     @property
     def says_something(self) -> bool:
@@ -85,6 +85,10 @@ class Shape(Protocol):
 
     def chunk(self, piece: Piece) -> bytes:
         """One event of a stream."""
+
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and behind the JSON string in events that bring text and nothing else of a choice, from
+        its second one on."""
 
     def usage_chunk(self, used: dict[str, int]) -> bytes:
         """The last event before [DONE], when usage was asked for."""
@@ -120,6 +124,12 @@ class _Head:
         if not self._chunk_around:
             self._chunk_around = self._around(kind)
         return b"%b%b%b" % (self._chunk_around[0], msgspec.json.encode(choice), self._chunk_around[1])
+
+    def around_text(self, kind: str, choice: Callable[[str], dict[str, Any]]) -> tuple[bytes, bytes]:
+        """The same of the text of chunks that are equal but for it."""
+        mark = secrets.token_hex()
+        before, behind = self.chunk(kind, choice(mark)).split(msgspec.json.encode(mark))
+        return before, behind
 
     def _around(self, kind: str) -> tuple[bytes, bytes]:
         """What stands before and behind the choice in every chunk."""
@@ -157,6 +167,10 @@ class CompletionShape:
     def chunk(self, piece: Piece) -> bytes:
         """See `Shape`."""
         return self._head.chunk("text_completion", self._choice(piece, self._head.logprobs(piece)))
+
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        """See `Shape`."""
+        return self._head.around_text("text_completion", lambda text: self._choice(Piece(index, text), None))
 
     def usage_chunk(self, used: dict[str, int]) -> bytes:
         """See `Shape`."""
@@ -205,13 +219,19 @@ class ChatShape:
             delta = {"role": "assistant", "content": self._content(piece)}
         if piece.calls:
             delta["tool_calls"] = self._calls(piece)
-        logprobs = self._head.logprobs(piece)
-        choice = {"index": piece.index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish_reason}
-        return self._head.chunk("chat.completion.chunk", choice)
+        return self._head.chunk(_CHAT_CHUNK, self._delta(piece, delta, self._head.logprobs(piece)))
+
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        """See `Shape`."""
+        return self._head.around_text(_CHAT_CHUNK, lambda text: self._delta(Piece(index), {"content": text}, None))
 
     def usage_chunk(self, used: dict[str, int]) -> bytes:
         """See `Shape`."""
-        return self._head.usage_chunk("chat.completion.chunk", used)
+        return self._head.usage_chunk(_CHAT_CHUNK, used)
+
+    @staticmethod
+    def _delta(piece: Piece, delta: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        return {"index": piece.index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
     def _message(self, piece: Piece) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": self._content(piece), "refusal": None}

@@ -47,7 +47,8 @@ class Exchange:
         self._body_bytes = 0
         self._receive = receive
         self._send = send
-        self._write_now: WriteNow | None = scope.get("extensions", {}).get(WRITE_NOW)
+        self.write_now: WriteNow = scope.get("extensions", {}).get(WRITE_NOW, _never)
+        """Sends a part of the body without waiting; False, with nothing sent, where only `write` can do it."""
         self._watcher: asyncio.Task[None] | None = None
 
     async def body(self, most_bytes: int, timeout: float) -> bytes:
@@ -89,10 +90,6 @@ class Exchange:
             headers.append((b"connection", b"close"))
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-    def write_now(self, data: bytes) -> bool:
-        """Sends a part of the body without waiting; False, with nothing sent, where only `write` can do it."""
-        return self._write_now is not None and self._write_now(data)
 
     async def write(self, data: bytes) -> None:
         """Sends a part of the body; waits while the client is slow to read."""
@@ -147,3 +144,8 @@ class Exchange:
             pass
         if not self.finished:
             callback()
+
+
+def _never(data: bytes) -> bool:
+    """Other servers than ours."""
+    return False

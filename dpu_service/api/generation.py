@@ -117,7 +117,7 @@ class Generation:
         Raises:
             SequencesError: the request is over before its choices are.
         """
-        return self._pieces(await self._inbox.take())
+        return self.feed(await self._inbox.take())
 
     def take_now(self) -> list[Piece]:
         """As `next`, without waiting: maybe nothing.
@@ -125,7 +125,38 @@ class Generation:
         Raises:
             SequencesError: the request is over before its choices are.
         """
-        return self._pieces(self._inbox.take_now())
+        return self.feed(self._inbox.take_now())
+
+    def feed(self, items: list[Tokens]) -> list[Piece]:
+        """What these news make known."""
+        if len(items) == 1 and not self._choices[items[0].number].over:  # nearly always
+            self._measure(items[0])
+            piece = self._feed(items[0])
+            return [piece] if piece.says_something else []
+        pieces: dict[int, Piece] = {}
+        for item in items:
+            self._measure(item)
+            if self._choices[item.number].over:
+                continue
+            piece, earlier = self._feed(item), pieces.get(item.number)
+            if earlier is None:
+                pieces[item.number] = piece
+            else:
+                earlier.add(piece)
+        return [piece for piece in pieces.values() if piece.says_something]
+
+    @property
+    def quiet(self) -> bool:
+        """Whether `take_now` would bring nothing, not even an error."""
+        return self._inbox.quiet
+
+    def plain_text(self, item: Tokens) -> str | None:
+        """The quick way: text of news that bring nothing but text; None, and nothing done, where `feed` has to see."""
+        choice = self._choices[item.number]
+        if not choice.plain or item.finish is not Finish.NONE:
+            return None
+        self._measure(item)
+        return choice.text.feed(item.tokens, item.finish)
 
     def listen(self, listener: Listener | None) -> None:
         """See `Inbox.listen`."""
@@ -143,23 +174,6 @@ class Generation:
         for choice, first, latest in zip(self._choices, self._first, self._latest, strict=True):
             if choice.text.tokens > 1:
                 metrics.OUTPUT_TOKEN_SECONDS.observe((latest - first) / (choice.text.tokens - 1))
-
-    def _pieces(self, items: list[Tokens]) -> list[Piece]:
-        if len(items) == 1 and not self._choices[items[0].number].over:  # nearly always
-            self._measure(items[0])
-            piece = self._feed(items[0])
-            return [piece] if piece.says_something else []
-        pieces: dict[int, Piece] = {}
-        for item in items:
-            self._measure(item)
-            if self._choices[item.number].over:
-                continue
-            piece, earlier = self._feed(item), pieces.get(item.number)
-            if earlier is None:
-                pieces[item.number] = piece
-            else:
-                earlier.add(piece)
-        return [piece for piece in pieces.values() if piece.says_something]
 
     def _feed(self, item: Tokens) -> Piece:
         choice = self._choices[item.number]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from dpu_service.api.answers import Piece, Shape
 from dpu_service.api.exchange import Exchange
 from dpu_service.api.generation import Generation
+from dpu_service.sequences.inbox import Tokens
 
 
 class Outflow:
@@ -15,12 +18,17 @@ class Outflow:
     While the client is slow to read, news stays where it is, unrendered, and the stream's own task waits instead.
     """
 
+    __slots__ = ("_around", "_exchange", "_generation", "_shape", "_unsent", "_waiter", "_waiting", "_write_now")
+
     def __init__(self, exchange: Exchange, generation: Generation, shape: Shape) -> None:
         self._exchange = exchange
+        self._write_now = exchange.write_now
         self._generation = generation
         self._shape = shape
         self._unsent = b""
-        self._waiter: asyncio.Future[None] | None = None
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+        self._waiter: asyncio.Future[None]
+        self._waiting = False
 
     async def run(self, pieces: list[Piece]) -> bytes:
         """Streams these and all that follow. What is to be sent last is given back unsent.
@@ -36,40 +44,66 @@ class Outflow:
                     unsent, self._unsent = self._unsent, b""
                     await self._exchange.write(unsent)
                 self._unsent = self._render(self._generation.take_now())
-                if not self._unsent and not self._generation.over:
+                if not self._unsent and not self._generation.over and self._generation.quiet:
                     await self._until_stuck()
         finally:
             self._generation.listen(None)
         return self._unsent
 
-    def take_news(self) -> None:
-        """See `Listener`."""
-        if self._waiter is None or self._waiter.done():
-            return  # the task is busy, and looks for news itself
+    def take(self, item: Tokens) -> bool:
+        """See `Listener`. Not while the task is busy: it looks for news itself."""
+        if not self._waiting:
+            return False
         try:
-            self._unsent += self._render(self._generation.take_now())
+            text = self._generation.plain_text(item)
+            self._unsent += self._render(self._generation.feed([item])) if text is None else self._event(item, text)
         except Exception as error:
-            self._waiter.set_exception(error)
+            self._wake(error)
+        return True
 
     def send(self) -> None:
         """See `Listener`."""
-        if self._waiter is None or self._waiter.done():
+        if not self._waiting:
             return
         if self._generation.over:
-            self._waiter.set_result(None)
+            self._wake()
         elif self._unsent:
-            if self._exchange.write_now(self._unsent):
+            if self._write_now(self._unsent):
                 self._unsent = b""
             else:
-                self._waiter.set_result(None)
+                self._wake()
+
+    def stop(self) -> None:
+        """See `Listener`. The task sends what is unsent before it asks why."""
+        if self._waiting:
+            self._wake()
 
     async def _until_stuck(self) -> None:
         """Until news cannot be written at once, or is the last."""
         self._waiter = asyncio.get_running_loop().create_future()
+        self._waiting = True
         try:
             await self._waiter
         finally:
-            self._waiter = None
+            self._waiting = False
+
+    def _wake(self, error: Exception | None = None) -> None:
+        self._waiting = False
+        if self._waiter.done():  # cancelled
+            return
+        if error is None:
+            self._waiter.set_result(None)
+        else:
+            self._waiter.set_exception(error)
+
+    def _event(self, item: Tokens, text: str) -> bytes:
+        if not text:
+            return b""
+        around = self._around.get(item.number)
+        if around is None:  # the first event of a choice may have more to say
+            self._around[item.number] = self._shape.around_text(item.number)
+            return self._shape.chunk(Piece(item.number, text))
+        return b"%b%b%b" % (around[0], msgspec.json.encode(text), around[1])
 
     def _render(self, pieces: list[Piece]) -> bytes:
         return b"".join([self._shape.chunk(piece) for piece in pieces])

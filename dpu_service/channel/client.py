@@ -11,6 +11,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
 import numpy as np
 
 from blink_proto import arena
@@ -24,7 +25,7 @@ from dpu_service.channel.words import CHANNEL_OUT_BYTES, ChannelOutWords, read_c
 from dpu_service.transport.base import Range, Transport
 
 _NAME_MASK = (1 << 32) - 1
-_TOKEN, _GOES_ON = int(arena.RecordKind.TOKEN), int(arena.Finish.NONE)
+_TOKEN, _GOES_ON = int(arena.RecordKind.TOKEN), int(arena.Finish.NONE)  # compared faster than enumerations
 _WITH_LOGPROBS = (arena.RecordKind.TOKEN, arena.RecordKind.PROMPT_TOKEN)
 
 
@@ -62,7 +63,7 @@ class SharedPrompt:
         return sum(1 + len(tokens) for tokens in self.bans)
 
 
-@dataclass
+@dataclass(slots=True)
 class Tracked:
     """A submission that is in the ring or on the device."""
 
@@ -76,8 +77,7 @@ class Tracked:
     cancel_sent: bool = field(default=False, repr=False)
 
 
-@dataclass(slots=True)
-class News:
+class News(msgspec.Struct):
     """What one poll brought for one sequence.
 
     `finish` is NONE while it goes on. `fault` says what the device wrote that cannot be. `logprobs` has an item for
@@ -91,8 +91,8 @@ class News:
     kind: arena.RecordKind = arena.RecordKind.TOKEN
     detail: int = 0
     fault: str = ""
-    logprobs: list[list[Logprob]] = field(default_factory=list)
-    prompt_logprobs: list[list[Logprob]] = field(default_factory=list)
+    logprobs: list[list[Logprob]] = []
+    prompt_logprobs: list[list[Logprob]] = []
 
 
 class ChannelClient:
@@ -122,6 +122,7 @@ class ChannelClient:
         self._cancels = Ring(
             transport, base + inbound.channel_cancel_offset, geometry.cancel_slots, arena.CancelRecord.itemsize
         )
+        self._vocab_size = geometry.vocab_size
         self._telemetry = Range(self._outbound.telemetry_offset, arena.Telemetry.itemsize)
         self.state = LeaseState.VACANT
         self.unknown_records = 0
@@ -312,33 +313,25 @@ class ChannelClient:
 
     def _sort(self, records: list[Record]) -> list[News]:
         news: dict[int, News] = {}
-        groups, orphans = grouped(records)
-        self.unknown_records += orphans
-        for group in groups:
-            record = group.record
-            if self._took_plain(group, news):
-                continue
-            tracked = self._sequences.get(record.sequence)
-            if tracked is None:
-                self.unknown_records += 1
-                continue
-            earlier = news.get(record.sequence)
-            if earlier is not None and earlier.finish is not arena.Finish.NONE:
-                self.unknown_records += 1
-                continue
-            merged = self._judge(tracked, group, earlier or News(tracked.position, []))
-            news[record.sequence] = merged
-            if merged.finish is not arena.Finish.NONE:
-                self._ended(tracked)
+        if all(record.kind == _TOKEN for record in records):
+            for record in records:
+                if not self._took_plain(record, news):
+                    self._take(Group(record, []), news)
+        else:
+            groups, orphans = grouped(records)
+            self.unknown_records += orphans
+            for group in groups:
+                if group.logprobs or not self._took_plain(group.record, news):
+                    self._take(group, news)
         return list(news.values())
 
-    def _took_plain(self, group: Group, news: dict[int, News]) -> bool:
+    def _took_plain(self, record: Record, news: dict[int, News]) -> bool:
         """The quick way for what nearly all records are: a token that is in order and not the last one."""
-        (sequence, kind, finish, _, token), logprobs = group
-        if kind != _TOKEN or finish != _GOES_ON or logprobs:
+        sequence, kind, finish, _, token = record
+        if kind != _TOKEN or finish != _GOES_ON:
             return False
         tracked = self._sequences.get(sequence)
-        if tracked is None or tracked.logprobs or tracked.tokens_left < 1 or token >= self.geometry.vocab_size:
+        if tracked is None or tracked.logprobs or tracked.tokens_left < 1 or token >= self._vocab_size:
             return False
         earlier = news.get(sequence)
         if earlier is None:
@@ -349,6 +342,17 @@ class ChannelClient:
             return False
         tracked.tokens_left -= 1
         return True
+
+    def _take(self, group: Group, news: dict[int, News]) -> None:
+        sequence = group.record.sequence
+        tracked = self._sequences.get(sequence)
+        earlier = news.get(sequence)
+        if tracked is None or (earlier is not None and earlier.finish is not arena.Finish.NONE):
+            self.unknown_records += 1
+            return
+        merged = news[sequence] = self._judge(tracked, group, earlier or News(tracked.position, []))
+        if merged.finish is not arena.Finish.NONE:
+            self._ended(tracked)
 
     def _judge(self, tracked: Tracked, group: Group, earlier: News) -> News:
         record, tokens, logprobs, scored = group.record, earlier.tokens, earlier.logprobs, earlier.prompt_logprobs

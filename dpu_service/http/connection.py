@@ -53,6 +53,8 @@ class Connection(asyncio.Protocol, ABC):
         self._writable = asyncio.Event()
         self._writable.set()
         self._ending = False
+        self.has_room = True
+        """Whether the client has taken most of what was written, and may get more."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
@@ -63,7 +65,7 @@ class Connection(asyncio.Protocol, ABC):
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
         self.host.connections.discard(self)
-        self._ending = True
+        self._stop_writing()
         self._clock.stop()
         self._write_clock.stop()
         self._lose_streams()
@@ -78,23 +80,20 @@ class Connection(asyncio.Protocol, ABC):
     def pause_writing(self) -> None:
         """The client reads too slowly."""
         self._writable.clear()
+        self.has_room = False
         self._write_clock.start(self.host.config.write_timeout, self.abort)
 
     def resume_writing(self) -> None:
         """It has caught up."""
         self._writable.set()
         if not self._ending:
+            self.has_room = True
             self._write_clock.stop()
 
     def write(self, data: bytes) -> None:
         """Sends, unless the connection is at its end."""
         if not self._ending:
             self.transport.write(data)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the client has taken most of what was written."""
-        return self._writable.is_set() and not self._ending
 
     async def writable(self) -> None:
         """Waits until the client has taken most of what was written."""
@@ -105,14 +104,14 @@ class Connection(asyncio.Protocol, ABC):
         """Ends the connection when what is written has left, or could not leave in time."""
         if self._ending:
             return
-        self._ending = True
+        self._stop_writing()
         self._clock.stop()
         self._write_clock.start(self.host.config.write_timeout, self.abort)
         self.transport.close()
 
     def abort(self) -> None:
         """Ends the connection now."""
-        self._ending = True
+        self._stop_writing()
         self.transport.abort()
 
     @abstractmethod
@@ -122,6 +121,10 @@ class Connection(asyncio.Protocol, ABC):
     @abstractmethod
     def _lose_streams(self) -> None:
         """Tells every request that its client is gone."""
+
+    def _stop_writing(self) -> None:
+        self._ending = True
+        self.has_room = False
 
     def _scope(self, version: str, method: str, target: bytes, headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
         """ASGI's description of a request.

@@ -77,10 +77,12 @@ class Http1Stream(Stream):
         if not last:
             await self._connection.writable()
 
-    def _part_now(self, data: bytes) -> bool:
-        if not (self._chunked and self._connection.has_room):
+    def write_now(self, data: bytes) -> bool:
+        """See `Stream`. In one piece, as it is done for every token."""
+        connection = self._connection
+        if self._unsent_head or not (self._chunked and connection.has_room and self.answering):
             return False
-        self._write(b"%x\r\n%b\r\n" % (len(data), data))
+        connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
     def _write(self, data: bytes) -> None:

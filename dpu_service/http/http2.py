@@ -24,8 +24,12 @@ from dpu_service.http.stream import Headers
 STREAM_WINDOW = 256 << 10
 CONNECTION_WINDOW = 1 << 20
 """Bytes of bodies that a client may send before the application has taken them."""
+FRAME_HEAD_BYTES = 9
 SLICE_BYTES = 8 << 10
 """Read so much at a time: no client can hold the loop with thousands of tiny frames."""
+FRAMES_OF_A_SLICE = SLICE_BYTES // FRAME_HEAD_BYTES
+"""Streams that a client can open at most before we have refused the first of them: h2 itself would end the connection
+at the limit that the client was told."""
 LAST_STREAM = 2**31 - 1
 FAREWELL_SECONDS = 1.0
 """After the last answer of a draining server, for a request that crosses its GOAWAY."""
@@ -40,6 +44,17 @@ _COSTS: _Cost = {
 }
 
 
+def _settings(streams: int) -> Settings:
+    return Settings(
+        client=False,
+        initial_values={
+            SettingCodes.MAX_CONCURRENT_STREAMS: streams,
+            SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEAD_BYTES,
+            SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+        },
+    )
+
+
 class Http2(Connection):
     """A connection with many requests at once."""
 
@@ -49,20 +64,14 @@ class Http2(Connection):
         self._calm = Calm(time.monotonic())
         self._flush_due = False
         self._h2 = H2Connection(H2Configuration(client_side=False, header_encoding=None))
-        self._h2.local_settings = Settings(
-            client=False,
-            initial_values={
-                SettingCodes.MAX_CONCURRENT_STREAMS: host.config.http2_streams,
-                SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEAD_BYTES,
-                SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
-            },
-        )
+        self._h2.local_settings = _settings(host.config.http2_streams)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Sends the settings."""
         full = self.host.full
         super().connection_made(transport)
         self._h2.initiate_connection()
+        self._h2.local_settings = _settings(self.host.config.http2_streams + FRAMES_OF_A_SLICE)
         self._h2.increment_flow_control_window(CONNECTION_WINDOW - 65535)
         self._send()
         self._clock.start(self.host.config.header_timeout, self._idle)
@@ -188,6 +197,9 @@ class Http2(Connection):
         number = event.stream_id
         assert number is not None
         assert event.headers is not None
+        if len(self._streams) >= self.host.config.http2_streams:
+            self._refuse(number)
+            return
         try:
             scope = self._scope_of([(bytes(name), bytes(value)) for name, value in event.headers])
         except ValueError:
@@ -196,6 +208,12 @@ class Http2(Connection):
         stream = self._streams[number] = Http2Stream(self, number, scope)
         self._clock.stop()
         self.host.run(stream)
+
+    def _refuse(self, number: int) -> None:
+        """One stream too many: the client may ask again (RFC 9113, 5.1.2), but not without end."""
+        self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+        if not self._calm.spend(RESET_COST):
+            self._end(ErrorCodes.ENHANCE_YOUR_CALM)
 
     def _scope_of(self, headers: Headers) -> Message:
         if len(headers) > MAX_HEADERS:

@@ -18,9 +18,7 @@ class Carrier(Protocol):
 
     host: Host
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the client has taken most of what was written."""
+    has_room: bool
 
     async def writable(self) -> None:
         """Waits until it has."""
@@ -90,8 +88,9 @@ class Http2Stream(Stream):
         if not last:
             await self._connection.writable()
 
-    def _part_now(self, data: bytes) -> bool:
-        if not self._connection.has_room or self._connection.room(self) < len(data):
+    def write_now(self, data: bytes) -> bool:
+        """See `Stream`."""
+        if not (self.answering and self._connection.has_room) or self._connection.room(self) < len(data):
             return False
         self._connection.send_part(self, data, last=False)
         return True

@@ -83,9 +83,14 @@ class Stream(ABC):
             self._news.set()
             self._over()
 
+    @abstractmethod
     def write_now(self, data: bytes) -> bool:
-        """Sends a part of the answer at once; False, with nothing sent, when that would mean to wait."""
-        return self.started and not (self.gone or self.finished) and self._part_now(data)
+        """Sends a part of the answer that is not the last at once; False, with nothing sent, where `send` has to."""
+
+    @property
+    def answering(self) -> bool:
+        """Whether the answer has begun, is not over, and is wanted."""
+        return self.started and not (self.gone or self.finished)
 
     def done(self) -> None:
         """The application has returned."""
@@ -106,10 +111,6 @@ class Stream(ABC):
     @abstractmethod
     async def _part(self, data: bytes, last: bool) -> None:
         """Writes a part of the answer; returns when there is room for another."""
-
-    @abstractmethod
-    def _part_now(self, data: bytes) -> bool:
-        """Writes a part that is not the last, unless there is no room."""
 
     @abstractmethod
     def _over(self) -> None:

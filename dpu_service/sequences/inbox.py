@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from blink_proto.arena import Finish
 from dpu_service.channel.logprobs import Logprob
 from dpu_service.sequences.errors import SequencesError
 
 
-@dataclass(slots=True)
-class Tokens:
+class Tokens(msgspec.Struct):
     """New tokens of the sequence with this number in the request; `finish` other than NONE is its last word.
 
     `logprobs` and `prompt_logprobs` are those of `News`.
@@ -22,22 +22,25 @@ class Tokens:
     number: int
     tokens: list[int]
     finish: Finish
-    logprobs: list[list[Logprob]] = field(default_factory=list)
-    prompt_logprobs: list[list[Logprob]] = field(default_factory=list)
+    logprobs: list[list[Logprob]] = []
+    prompt_logprobs: list[list[Logprob]] = []
 
 
 class Listener(Protocol):
     """Is told of news within the pump's turn: first every listener to take them, then every one to send.
 
     One kind of work after the other for many streams, because the processor's caches hold one at a time (see
-    `pump.TOGETHER`; 1 shows what it is worth). Neither method may raise.
+    `pump.TOGETHER`; 1 shows what it is worth). No method may raise.
     """
 
-    def take_news(self) -> None:
-        """There is something in the inbox."""
+    def take(self, item: Tokens) -> bool:
+        """News; False where they have to wait in the inbox."""
 
     def send(self) -> None:
         """All have taken theirs."""
+
+    def stop(self) -> None:
+        """The request has failed: the inbox tells why."""
 
 
 def _nothing() -> None:
@@ -45,13 +48,14 @@ def _nothing() -> None:
 
 
 class Inbox:
-    """Filled by the pump, emptied by one reader: a coroutine that waits in `take`, or a listener that `take_now`s.
-
-    A failure goes before everything that is still in it.
+    """Filled by the pump, emptied by one reader: a coroutine that waits in `take`, or a listener that is given the news
+    while it can take them.
 
     Args:
         on_start: called for each of the request's sequences when it has its first token, or has ended without.
     """
+
+    __slots__ = ("_failure", "_items", "_listener", "_waiter", "on_start")
 
     def __init__(self, on_start: Callable[[], None] = _nothing) -> None:
         self.on_start = on_start
@@ -65,31 +69,31 @@ class Inbox:
         """Whether the request has been told that it is over."""
         return self._failure is not None
 
-    def put(self, item: Tokens) -> None:
-        """Adds news; `tell` and `send_out` make them known."""
+    @property
+    def quiet(self) -> bool:
+        """Whether there is nothing to take, not even a failure."""
+        return not self._items and self._failure is None
+
+    def put(self, item: Tokens) -> Listener | None:
+        """Adds news; who took them and is to be told to send, if anybody did."""
+        listener = self._listener
+        if listener is not None and listener.take(item):
+            return listener
         self._items.append(item)
-
-    def tell(self) -> None:
-        """Wakes who waits, or tells the listener."""
-        if self._listener is not None:
-            self._listener.take_news()
-        elif self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def send_out(self) -> None:
-        """See `Listener.send`."""
-        if self._listener is not None:
-            self._listener.send()
+        self._wake()
+        return None
 
     def fail(self, failure: SequencesError) -> None:
-        """Ends the request with an error; the first one counts."""
-        if self._failure is None:
-            self._failure = failure
-            self.tell()
-            self.send_out()
+        """Ends the request with an error, behind the news that are here; the first one counts."""
+        if self._failure is not None:
+            return
+        self._failure = failure
+        if self._listener is not None:
+            self._listener.stop()
+        self._wake()
 
     def listen(self, listener: Listener | None) -> None:
-        """Tells it of all that comes from now on."""
+        """Gives it all that comes from now on."""
         self._listener = listener
 
     async def take(self) -> list[Tokens]:
@@ -98,7 +102,7 @@ class Inbox:
         Raises:
             SequencesError: the request is over.
         """
-        while not self._items and self._failure is None:
+        while self.quiet:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -112,7 +116,11 @@ class Inbox:
         Raises:
             SequencesError: the request is over.
         """
-        if self._failure is not None:
-            raise self._failure
         items, self._items = self._items, []
+        if not items and self._failure is not None:
+            raise self._failure
         return items
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 
 from blink_proto.arena import ErrorCode, Finish, RecordKind
 from dpu_service.channel.client import ChannelClient, LeaseState, News, SharedPrompt
@@ -24,7 +23,7 @@ from dpu_service.sequences.errors import (
     SequencesError,
 )
 from dpu_service.sequences.health import DeviceHealth, HeartbeatWatch
-from dpu_service.sequences.inbox import Inbox, Tokens
+from dpu_service.sequences.inbox import Inbox, Listener, Tokens
 from dpu_service.sequences.rhythm import Rhythm
 from dpu_service.transport.base import TransportError
 
@@ -34,6 +33,7 @@ BEAT_SECONDS = 0.5
 ASK_AGAIN_SECONDS = 2.0
 TOGETHER = 128
 """Requests that take their news before the first of them sends (see `Listener`); more would only let it wait longer."""
+_SOUND = (Finish.NONE, Finish.STOP, Finish.LENGTH)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Wanted:
     bans: Items[Items[int]] = ()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Running:
     """A sequence from its request to its last record."""
 
@@ -296,7 +296,7 @@ class Pump:
             self._by_position[position] = sequence
 
     def _deliver(self, news: list[News]) -> None:
-        inboxes: dict[Inbox, None] = {}
+        speakers: dict[Listener, None] = {}
         for item in news:
             sequence = self._by_position.get(item.position)
             if sequence is None:
@@ -308,29 +308,33 @@ class Pump:
                 self._start(sequence)
             if sequence.abandoned:
                 continue
-            failure = self._failure_of(item)
-            if failure is None:
-                found = Tokens(sequence.number, item.tokens, item.finish, item.logprobs, item.prompt_logprobs)
-                sequence.inbox.put(found)
-                inboxes[sequence.inbox] = None
-            else:
-                sequence.inbox.fail(failure)
-        told = iter(inboxes)
-        while together := list(islice(told, TOGETHER)):
-            for inbox in together:
-                inbox.tell()
-            for inbox in together:
-                inbox.send_out()
+            listener = self._hand_over(sequence, item)
+            if listener is not None:
+                speakers[listener] = None
+                if len(speakers) == TOGETHER:
+                    _let_send(speakers)
+        _let_send(speakers)
 
-    def _failure_of(self, item: News) -> SequencesError | None:
+    def _hand_over(self, sequence: Running, item: News) -> Listener | None:
+        """Who took it. Tokens before an error count."""
+        failure = None if item.finish in _SOUND else self._failure_of(item)
+        if failure is None:
+            found = Tokens(sequence.number, item.tokens, item.finish, item.logprobs, item.prompt_logprobs)
+            return sequence.inbox.put(found)
+        listener = None
+        if item.tokens or item.prompt_logprobs:
+            found = Tokens(sequence.number, item.tokens, Finish.NONE, item.logprobs, item.prompt_logprobs)
+            listener = sequence.inbox.put(found)
+        sequence.inbox.fail(failure)
+        return listener
+
+    def _failure_of(self, item: News) -> SequencesError:
         if item.fault:
             self.faults += 1
             log.error("the device wrote an impossible record", extra={"fields": {"fault": item.fault}})
             return SequenceLostError("the device answered with an impossible record")
         if item.finish is Finish.CANCELLED:
             return SequenceLostError("the device cancelled the sequence")
-        if item.finish is not Finish.ERROR:
-            return None
         name = ErrorCode(item.detail).name if item.detail in ErrorCode._value2member_map_ else str(item.detail)
         verb = "refused" if item.kind is RecordKind.REJECT else "ended"
         log.error("the device %s a sequence", verb, extra={"fields": {"code": name}})
@@ -369,3 +373,9 @@ class Pump:
         for sequence in sequences:
             self._end(sequence)
             sequence.inbox.fail(failure)
+
+
+def _let_send(speakers: dict[Listener, None]) -> None:
+    for listener in speakers:
+        listener.send()
+    speakers.clear()

@@ -55,7 +55,8 @@ class ChoiceText:
         self._keep_stop = rules.keep_stop
         self._min_tokens = rules.min_tokens
         self._stops = StopStrings(rules.stops, rules.keep_stop) if rules.stops else None
-        self._plain = self._stops is None and places is None
+        self.plain = self._stops is None and places is None
+        """Whether nothing but the device ends it, and its tokens are all text."""
         self.finish_reason: str | None = None
         self.stopped_by_text = False
         self.tokens = 0
@@ -65,7 +66,7 @@ class ChoiceText:
         unless `keep_stop` says so."""
         if self.finish_reason is not None:
             return ""
-        if self._plain and finish is Finish.NONE:
+        if self.plain and finish is Finish.NONE:
             self.tokens += len(tokens)
             return self._detokenizer.feed(tokens)
         hides_last = finish is Finish.STOP and not self._keep_stop

@@ -55,6 +55,8 @@ class ByteDetokenizer:
         self._strip = strip
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._borrowed = b""
+        self._clean = False
+        """Whether nothing before the next token has to do with its text."""
 
     def follow(self, prompt: Items[int], *, shown: bool = False) -> None:
         """See `Detokenizer`."""
@@ -72,10 +74,17 @@ class ByteDetokenizer:
         """See `Detokenizer`."""
         table = self._table
         data = b"".join([table[token] for token in tokens if token < len(table)])
+        if self._clean:
+            try:
+                return data.decode()
+            except UnicodeDecodeError:
+                pass  # a part of a character, or none
         if self._borrowed and data:
             self._settle(data[:1])
         text = self._decoder.decode(data)
-        return self._stripped(text) if self._strip and text else text
+        text = self._stripped(text) if self._strip and text else text
+        self._clean = not (self._strip or self._borrowed or self.holds)
+        return text
 
     def _bytes_of(self, token: int) -> bytes:
         return self._table[token] if token < len(self._table) else b""

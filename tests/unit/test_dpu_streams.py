@@ -177,7 +177,9 @@ def test_usage_in_streams(front: FrontEnd) -> None:
 
 
 def test_chat_streams_begin_with_the_role(front: FrontEnd) -> None:
-    says(front, tiny_text.byte_ids(b"abc"), every=0.003)
+    """Also those of a choice that begins when another one has."""
+    said = tiny_text.byte_ids(b"abc")
+    front.device.script = lambda s: Script(said, every=0.003, delay=0.05 * (s.position % 2))
     chunks = events(ask(front, "chat", stream=True, n=2))
     for index in range(2):
         own = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"][0]["index"] == index]
@@ -188,11 +190,22 @@ def test_chat_streams_begin_with_the_role(front: FrontEnd) -> None:
 def test_an_error_in_a_stream_is_an_event_before_done(front: FrontEnd) -> None:
     says(front, tiny_text.byte_ids(b"abc"), Finish.ERROR, end_apart=True, every=0.02, error=ErrorCode.BAD_SAMPLE)
     chunks = events(ask(front, "completions", stream=True))
-    assert "abc".startswith("".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "abc"
     assert chunks[-1]["error"]["type"] == "server_error"
     client = openai.OpenAI(base_url=front.http + "/v1", api_key="none", max_retries=0)
     with pytest.raises(openai.APIError):
         list(client.completions.create(model=MODEL, prompt="hi", stream=True))
+
+
+def test_tokens_that_come_together_with_an_error_are_told_first(front: FrontEnd) -> None:
+    says(front, tiny_text.byte_ids(b"abc"), Finish.ERROR, end_apart=True, error=ErrorCode.BAD_SAMPLE)
+    for kind in ("completions", "chat"):
+        answer = ask(front, kind, stream=True)
+        *chunks, last = events(answer)
+        said = [chunk["choices"][0].get("text") or chunk["choices"][0]["delta"]["content"] for chunk in chunks]
+        assert "".join(said) == "abc"
+        assert "BAD_SAMPLE" in last["error"]["message"]
+        assert ask(front, kind).status_code == 500
 
 
 @pytest.mark.parametrize("stream", [False, True])

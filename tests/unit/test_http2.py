@@ -17,7 +17,7 @@ import pytest
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, DataReceived, StreamEnded, StreamReset
-from h2.settings import SettingCodes
+from h2.settings import SettingCodes, Settings
 from hyperframe.frame import (
     ContinuationFrame,
     DataFrame,
@@ -234,16 +234,47 @@ def test_an_idle_connection_ends_with_a_farewell(front: FrontEnd) -> None:
     assert time.monotonic() - began > 1.5
 
 
-def test_too_many_streams_at_once(front: FrontEnd) -> None:
+def open_streams(client: Http2Client, count: int) -> None:
+    """Completions, as a client without regard for the limit asks for them."""
+    client.h2.remote_settings = Settings(client=False, initial_values={SettingCodes.MAX_CONCURRENT_STREAMS: 1 << 20})
+    pseudo = [(":method", "POST"), (":path", "/v1/completions"), (":scheme", "http"), (":authority", "x")]
+    for number in range(1, 2 * count, 2):
+        client.h2.send_headers(number, pseudo)
+        client.h2.send_data(number, body(stream=True), end_stream=True)
+    client.flush()
+
+
+@pytest.mark.parametrize("surplus", [1, 100])
+def test_streams_over_the_limit_are_refused_and_the_others_go_on(front: FrontEnd, surplus: int) -> None:
+    front.device.script = lambda s: Script(tiny_text.byte_ids(b"x" * 30), every=0.01)
     client = Http2Client(front.http)
     next(client.events())
     assert client.h2.remote_settings.max_concurrent_streams == STREAMS
-    for k in range(STREAMS + 1):
-        headers = client.h2.encoder.encode(
-            [(":method", "POST"), (":path", "/v1/completions"), (":scheme", "http"), (":authority", "x")]
-        )
-        client.raw.sendall(HeadersFrame(2 * k + 1, headers, flags=["END_HEADERS"]).serialize())
-    assert terminated(client) is not None
+    open_streams(client, STREAMS + surplus)
+    refused, ended, text = [], set(), dict.fromkeys(range(1, 2 * STREAMS, 2), b"")
+    for event in client.events():
+        assert not isinstance(event, ConnectionTerminated)
+        if isinstance(event, StreamReset):
+            assert event.error_code == ErrorCodes.REFUSED_STREAM
+            refused.append(event.stream_id)
+        elif isinstance(event, DataReceived):
+            text[event.stream_id] += event.data
+        elif isinstance(event, StreamEnded):
+            ended.add(event.stream_id)
+        if len(refused) == surplus and len(ended) == STREAMS:
+            break
+    assert refused == list(range(2 * STREAMS + 1, 2 * (STREAMS + surplus), 2))
+    assert ended == set(text)
+    assert all(said.count(b"data: [DONE]") == 1 for said in text.values())
+
+
+def test_streams_over_the_limit_without_end_are_cut(front: FrontEnd) -> None:
+    client = Http2Client(front.http)
+    next(client.events())
+    open_streams(client, STREAMS + 900)
+    began = time.monotonic()
+    assert sum(isinstance(event, StreamReset) for event in client.events(20)) < 900
+    assert time.monotonic() - began < 10, "the server has closed"
 
 
 def flood(frame: Frame) -> Iterator[bytes]:

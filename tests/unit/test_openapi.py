@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator, ValidationError
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from dpu_service.api.app import ONE_MODEL, ROUTES
+from dpu_service.api.deadline import HEADER, LONGEST_SECONDS
 from dpu_service.api.openapi import document
 from dpu_service.api.requests import ChatRequest, CompletionRequest, read_request
 from tests.openapi import DOCUMENT, judge_request
@@ -48,6 +49,21 @@ def test_errors_have_the_error_object_and_keys_are_asked_for() -> None:
                 schema = answer["content"].get("application/json", {}).get("schema")
                 if status != "200" and (path, status) != ("/ready", "503"):
                     assert schema == {"$ref": "#/components/schemas/ErrorAnswer"}, (path, status)
+
+
+def test_the_clients_time_is_a_header_of_completions_alone() -> None:
+    heeding = {}
+    for path, methods in DOCUMENT["paths"].items():
+        for operation in methods.values():
+            for one in operation.get("parameters", []):
+                if one["in"] == "header":
+                    heeding[path] = one
+    assert set(heeding) == {"/v1/completions", "/v1/chat/completions"}
+    for one in heeding.values():
+        assert one["name"].encode().lower() == HEADER
+        assert not one.get("required", False)
+        judge = Draft202012Validator(one["schema"]).is_valid
+        assert [judge(value) for value in (0, 0.5, LONGEST_SECONDS, LONGEST_SECONDS + 1)] == [False, True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from blink_proto import VERSION
+from dpu_service.api.deadline import LONGEST_SECONDS
 from dpu_service.api.openapi.answers import ErrorAnswer
 from dpu_service.api.openapi.operations import ERRORS, OPERATIONS, Operation
 from dpu_service.api.requests import StreamOptions
@@ -15,6 +16,13 @@ from dpu_service.api.unbuilt import HARMLESS, unbuilt_fields
 
 JSON, EVENTS = "application/json", "text/event-stream"
 RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 0}}}
+DEADLINE = {
+    "name": "X-Request-Timeout",
+    "in": "header",
+    "description": "Seconds from the request's arrival after which nobody wants the answer: it ends then, on the device "
+    "too, with status 504, or in a stream with an event.",
+    "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": int(LONGEST_SECONDS)},
+}
 STREAM_TEXT = (
     "With `stream`: server-sent events; this is the schema of one. A failure after the first token is an event with an "
     "error object. The last event is `[DONE]`."
@@ -88,6 +96,8 @@ def _operation(path: str, one: Operation) -> dict[str, Any]:
     if "{" in path:
         name = path[path.index("{") + 1 : path.index("}")]
         made["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
+    if one.deadline:
+        made["parameters"] = [DEADLINE]
     if one.request is not None:
         content = {"schema": _reference(one.request), "example": one.example}
         made["requestBody"] = {"required": True, "content": {JSON: content}}

@@ -35,6 +35,7 @@ class Operation:
         errors: statuses with an error object.
         others: further statuses with objects of their own.
         open: asked without a key.
+        deadline: heeds the header with the client's time.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Operation:
     errors: tuple[int, ...] = (401, 429, 500)
     others: dict[int, type[Struct]] = field(default_factory=dict)
     open: bool = False
+    deadline: bool = False
     media: str = "application/json"
     example: dict[str, Any] | None = None
 
@@ -62,6 +64,7 @@ OPERATIONS: dict[str, Operation] = {
         answers.CompletionChunk,
         BODY_ERRORS,
         example={"model": _MODEL, "prompt": "Once upon a time", "max_tokens": 32},
+        deadline=True,
     ),
     "/v1/chat/completions": Operation(
         "createChatCompletion",
@@ -72,6 +75,7 @@ OPERATIONS: dict[str, Operation] = {
         answers.ChatChunk,
         BODY_ERRORS,
         example={"model": _MODEL, "messages": [{"role": "user", "content": "Hello"}]},
+        deadline=True,
     ),
     "/tokenize": Operation(
         "tokenize",

@@ -19,8 +19,8 @@ RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "in
 DEADLINE = {
     "name": "X-Request-Timeout",
     "in": "header",
-    "description": "Seconds from the request's arrival after which nobody wants the answer: it ends then, on the device "
-    "too, with status 504, or in a stream with an event.",
+    "description": "Seconds from the request's arrival after which nobody wants the answer: it ends then, also on the "
+    "device, with status 504, or in a stream with an event.",
     "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": int(LONGEST_SECONDS)},
 }
 STREAM_TEXT = (

@@ -1,5 +1,5 @@
 // What a submission changes about the logits before one is drawn: bias, allowed tokens, penalties, masked stop tokens,
-// ends of banned sequences. Written on the executor of `sampling_core.h`.
+// ends of banned sequences. Written on the executor of `select.h`.
 #pragma once
 #include "blink_proto/arena.h"
 #include "kernels/sampling_core.h"

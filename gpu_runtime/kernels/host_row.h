@@ -1,4 +1,4 @@
-// The host's executor of `sampling_core.h`: a block of one thread.
+// The host's executor of `select.h`: a block of one thread.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Log-probabilities of a row's token, sampled or known, and of the most likely ones, of the model's own distribution:
-// before bias, penalties, bans, temperature and truncation. Written on the executor of `sampling_core.h`.
+// before bias, penalties, bans, temperature and truncation. Written on the executor of `select.h`.
 #pragma once
 #include "kernels/adjust.h"
 

@@ -1,4 +1,4 @@
-// Sampling on the host: the core, row by row. Compiled with -ffp-contract=off, see `sampling_core.h`.
+// Sampling on the host: the core, row by row. Compiled with -ffp-contract=off, see `weights.h`.
 #include "kernels/sampling.h"
 
 #include <cmath>

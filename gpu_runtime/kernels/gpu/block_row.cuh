@@ -1,4 +1,4 @@
-// The GPU's executor of `kernels/sampling_core.h`: one block of kThreads threads for a row.
+// The GPU's executor of `kernels/select.h`: one block of kThreads threads for a row.
 //
 // A row is parted into as many runs of consecutive tokens as the block has warps. A warp goes through its run in chunks
 // of 32 * 4 tokens, kAhead 16-byte loads a lane before their use. Parts begin at 16-byte boundaries, wherever the row

@@ -2,7 +2,6 @@
 // tail. The tail is the scheduler; it launches the next graph from the device.
 #include "chain/relay.cuh"
 #include "scheduler/block_exec.cuh"
-#include "scheduler/poll.h"
 #include "scheduler/rehearsal.cuh"
 #include "scheduler/step.h"
 
@@ -93,10 +92,7 @@ extern "C" __global__ void __launch_bounds__(256) blink_pull(const State* state,
 extern "C" __global__ void blink_poll(const State* state, ChainBoard* board) {
   const uint64_t begin = now_ns();
   for (uint64_t now = begin; now - begin < board->longest_poll_ns; now = now_ns()) {
-    if (blink::load_acquire(&board->command) != board->command_seen) return;
-    if (board->host_inbound != 0 && blink::bell_of(*state, *board) != board->bell_polled) return;
-    if (blink::load_acquire(&board->direct) != board->direct_seen) return;  // the pull takes note of it
-    if (blink::has_news(*state)) return;
+    if (blink::is_wanted(*state, *board)) return;
     // Short while a next request is likely.
     __nanosleep(now - board->idle_since_ns < 1'000'000'000 ? 500 : 5'000);
   }

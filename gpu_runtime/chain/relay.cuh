@@ -6,6 +6,7 @@
 #pragma once
 #include "scheduler/intake.h"
 #include "scheduler/layout.h"
+#include "scheduler/poll.h"
 #include "scheduler/validate.h"
 
 namespace blink {
@@ -189,6 +190,14 @@ __device__ inline void pull(const State& state, layout::ChainBoard& board, uint6
   if (!more) board.bell_seen = bell;
   // What could not be taken over because others wait in front is no reason to stay awake.
   board.bell_polled = any && more ? bell - 1 : bell;
+}
+
+// Whether an idle chain has something to do: a command, a ring of local front ends, a channel that changes hands, or
+// words that network cards have written. For one thread.
+__device__ inline bool is_wanted(const State& state, const layout::ChainBoard& board) {
+  if (load_acquire(&board.command) != board.command_seen) return true;
+  if (board.host_inbound != 0 && bell_of(state, board) != board.bell_polled) return true;
+  return load_relaxed(&board.direct) != board.direct_seen || has_news(state);
 }
 
 // The token log's new records. One warp for each channel. Those of a direct channel are read where they are; a later

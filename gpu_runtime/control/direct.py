@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -24,16 +25,20 @@ _LOOK_SECONDS = 0.002
 
 
 class DirectChannels:
-    """The word that says so, and the way to change it. One change at a time."""
+    """The word that says so, and the way to change it. One change at a time.
 
-    def __init__(self, mailbox: Mailbox, shared: SharedArena) -> None:
-        self._mailbox, self._arena = mailbox, shared
+    Args:
+        is_over: whether nobody is to be let in any more.
+    """
+
+    def __init__(self, mailbox: Mailbox, shared: SharedArena, is_over: Callable[[], bool] = lambda: False) -> None:
+        self._mailbox, self._arena, self._is_over = mailbox, shared, is_over
 
     async def assign(self, channels: tuple[int, ...], direct: bool) -> None:
         """Returns when the relay leaves these channels alone, or looks after them again.
 
         Raises:
-            NotReadyError: the device has not taken note in time. The change is still to come then.
+            NotReadyError: the device has not taken note in time. The change is still to come then, unless it is over.
         """
         bits, before = sum(1 << channel for channel in channels), self._mailbox.direct
         wanted = before | bits if direct else before & ~bits
@@ -45,7 +50,7 @@ class DirectChannels:
 
     async def _wait(self, wanted: int) -> None:
         deadline = time.monotonic() + HANDOVER_SECONDS
-        while self._mailbox.direct_seen != wanted:
+        while self._mailbox.direct_seen != wanted and not self._is_over():
             if time.monotonic() >= deadline:
                 raise NotReadyError(
                     "the chain's process does not answer, so that channels cannot change their transport"

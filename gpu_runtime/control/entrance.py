@@ -70,7 +70,7 @@ class Entrance:
             except RegistrationError as error:
                 raise ChainError(str(error)) from error
             if self._config.serves_local:
-                self._direct = DirectChannels(mailbox, self._arena)
+                self._direct = DirectChannels(mailbox, self._arena, lambda: not self._open)
         self._open = True
 
     async def open(

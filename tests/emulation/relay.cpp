@@ -34,6 +34,7 @@ struct Relay {
   uint8_t *host_inbound, *host_outbound;    // what the relay takes for the front ends'
   blink::layout::ChainBoard board{};
   uint64_t now_ns = 0;
+  bool given = false;
 };
 
 std::map<blink_scheduler*, Relay> relays;
@@ -103,6 +104,8 @@ void push(blink_scheduler* scheduler) {
   if (BLINK_DIRECT) fetch(scheduler->state, relay);
 }
 
+uint8_t *given_inbound = nullptr, *given_outbound = nullptr;
+
 uint8_t* zeroed(size_t bytes) {
   auto* made = static_cast<uint8_t*>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
   std::memset(made, 0, bytes);
@@ -115,7 +118,10 @@ extern "C" {
 
 BLINK_EXPORT blink_scheduler* blink_scheduler_create(const SchedulerConfig* config, const uint8_t* inbound,
                                                      size_t inbound_bytes, uint8_t* outbound, size_t outbound_bytes) {
-  Relay relay{zeroed(inbound_bytes), zeroed(outbound_bytes), const_cast<uint8_t*>(inbound), outbound};
+  const bool given = given_inbound != nullptr;
+  Relay relay{given ? given_inbound : zeroed(inbound_bytes), given ? given_outbound : zeroed(outbound_bytes),
+              const_cast<uint8_t*>(inbound), outbound};
+  relay.given = given;
   relay.host_inbound = BLINK_DIRECT ? zeroed(inbound_bytes) : relay.front_inbound;
   relay.host_outbound = BLINK_DIRECT ? zeroed(outbound_bytes) : outbound;
   relay.board.host_inbound = reinterpret_cast<uintptr_t>(relay.host_inbound);
@@ -132,7 +138,9 @@ BLINK_EXPORT void blink_scheduler_destroy(blink_scheduler* scheduler) {
   if (found == relays.end()) return;
   blink_scheduler_destroy_on_host(scheduler);
   const Relay& relay = found->second;
-  for (uint8_t* memory : {relay.inbound, relay.outbound}) std::free(memory);
+  if (!relay.given) {
+    for (uint8_t* memory : {relay.inbound, relay.outbound}) std::free(memory);
+  }
   if (BLINK_DIRECT) {
     for (uint8_t* memory : {relay.host_inbound, relay.host_outbound}) std::free(memory);
   }
@@ -174,6 +182,32 @@ BLINK_EXPORT uint8_t* blink_relay_outbound(blink_scheduler* scheduler) { return 
 
 // Whether the idle poll would go on waiting, as far as the scheduler's own regions say.
 BLINK_EXPORT int blink_relay_rests(blink_scheduler* scheduler) { return !blink::has_news(scheduler->state); }
+
+// There are no local front ends.
+BLINK_EXPORT void blink_relay_all_direct(blink_scheduler* scheduler) {
+  blink::layout::ChainBoard& board = relays.at(scheduler).board;
+  board.host_inbound = 0;
+  board.direct = board.direct_seen = ~uint64_t{0};
+}
+
+// Whether an idle chain would go on.
+BLINK_EXPORT int blink_relay_is_wanted(blink_scheduler* scheduler) {
+  return blink::is_wanted(scheduler->state, relays.at(scheduler).board);
+}
+
+// A step as a chain makes it: pull, scheduler, push.
+BLINK_EXPORT void blink_relay_turn(blink_scheduler* scheduler, uint64_t now_ns, uint32_t command) {
+  Relay& relay = relays.at(scheduler);
+  if (relay.board.host_inbound != 0) block().run([&] { blink::pull(scheduler->state, relay.board, now_ns); });
+  blink_scheduler_step_on_host(scheduler, now_ns, command);
+  push(scheduler);
+}
+
+// The next scheduler's own regions, zeroed, on pages.
+BLINK_EXPORT void blink_relay_lie_in(uint8_t* inbound, uint8_t* outbound) {
+  given_inbound = inbound;
+  given_outbound = outbound;
+}
 
 BLINK_EXPORT int blink_scheduler_poll(blink_scheduler* scheduler, const uint64_t* command, uint64_t expected,
                                       uint64_t timeout_ns) {

@@ -168,7 +168,7 @@ class Domain(Protocol):
     """A protection domain: what is registered in one is of no use to queue pairs of another."""
 
     def register(self, address: int, size: int, access: Access) -> Region:
-        """Memory of this process. Of a CUDA device too, where the host has the nvidia-peermem module.
+        """Memory of this process.
 
         Raises:
             RdmaError: the memory cannot be pinned.

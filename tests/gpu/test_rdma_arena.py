@@ -1,0 +1,329 @@
+"""RDMA into the arena in device memory, as far as it goes without an adapter: copies over the bus stand in for one.
+
+What is there for an adapter is real: the device's attributes, the dma-bufs of a running chain's arena, the way on which
+they reach the control process, the relay that leaves such channels alone, and an idle chain that notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blink_proto import arena
+from gpu_runtime.cuda.errors import check
+from tests.bench.gpu.chains import LocalChain, local_chain
+from tests.bench.gpu.front import Front
+from tests.bench.gpu.remote_front import RemoteFront
+from tests.gpu.conftest import DEVICE, cannot_import
+from tests.gpu.small import VOCABULARY
+from tests.shapes import token_prompt
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(DEVICE == "cpu", reason="the soft GPU's arena is no device memory"),
+]
+SIZES: dict[str, Any] = {
+    "kv_tokens": 16384,
+    "max_running": 64,
+    "max_sequences": 128,
+    "token_budget": 128,
+    "lease_timeout_seconds": 2.0,
+    "dtype": "float32",
+    "rdma_address": "192.0.2.1",
+}
+
+
+def prompts(count: int) -> list[list[int]]:
+    return [token_prompt(3 + 11 * index % 90, VOCABULARY, index) for index in range(count)]
+
+
+def remote(chain: LocalChain, channel: int) -> RemoteFront:
+    """A front end that reaches device memory by copies, each of which has ended when the next one begins."""
+    memory = chain.chain.arena
+
+    def put(offset: int, payload: bytes) -> None:
+        memory.inbound.write(offset, np.frombuffer(payload, np.uint8))
+
+    def get(offset: int, size: int) -> bytes:
+        content: bytes = memory.outbound.read(offset, np.uint8, size).tobytes()
+        return content
+
+    return RemoteFront(chain.shared, put, get, channel, chain.chain.ended)
+
+
+def hand_to_card(chain: LocalChain, channels: int) -> float:
+    """Has the relay leave these channels alone; seconds until it does."""
+    began = time.monotonic()
+    chain.chain.set_direct(channels)
+    while chain.chain.direct_seen() != channels:
+        assert time.monotonic() < began + 5
+    return time.monotonic() - began
+
+
+def answers(*fronts: Front, count: int = 16) -> list[list[list[int]]]:
+    """What each is told for the same prompts, all at the same time."""
+    asked = [[front.submit(prompt, count) for prompt in prompts(24)] for front in fronts]
+    for front, made in zip(fronts, asked, strict=True):
+        front.run(made)
+    return [[one.tokens for one in made] for made in asked]
+
+
+class Shared:
+    """One chain for many tests. While it runs, nothing may be freed on its device, and so no other one set up."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._chain: LocalChain | None = None
+        self.told: list[list[int]] = []
+        """What a front end of it was told for the prompts."""
+
+    def chain(self, folder: Path, device: str) -> LocalChain:
+        """For front ends of both kinds; started where it does not run."""
+        if self._chain is None:
+            made = local_chain(folder, device, transports=("shm", "verbs"), **SIZES)
+            self._chain = self._stack.enter_context(made)
+        return self._chain
+
+    def stop(self) -> None:
+        """Ends it, if it runs."""
+        self._chain = None
+        self._stack.close()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Shared]:
+    """Ends with the module."""
+    made = Shared()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def both(shared: Shared, device: str, small_model: Path) -> LocalChain:
+    """A chain with front ends of both kinds."""
+    return shared.chain(small_model, device)
+
+
+@pytest.fixture
+def own_device(shared: Shared, device: str) -> str:
+    """The device, on which no other chain runs."""
+    shared.stop()
+    return device
+
+
+@pytest.fixture
+def pair(both: LocalChain) -> Iterator[tuple[Front, RemoteFront]]:
+    """A local front end on channel 0, and one that comes by copies on channel 1."""
+    hand_to_card(both, 0b10)
+    near, far = both.front(0), remote(both, 1)
+    far.take()
+    yield near, far
+    for front in (near, far):
+        front.give_back()
+        front.wait(lambda front=front: not int(front.words()["live"]), 10, "the lease did not end")
+
+
+def test_a_remote_front_end_gets_what_a_local_one_gets(shared: Shared, pair: tuple[Front, RemoteFront]) -> None:
+    near, far = pair
+    by_host, by_card = answers(near, far)
+    shared.told = by_host
+    assert by_card == by_host
+    assert {len(tokens) for tokens in by_card} == {16}
+
+
+def test_an_idle_chain_notices_without_a_bell(both: LocalChain, pair: tuple[Front, RemoteFront]) -> None:
+    """A poll lasts 20 ms; copies and looks take some tens of microseconds each, several of them for every request."""
+    _, far = pair
+    waits = []
+    for _ in range(100):
+        time.sleep(0.003)
+        one = far.submit([5, 6, 7], 1)
+        began = time.monotonic()
+        while int(far.words()["submit_read"]) <= one.position:
+            pass
+        waits.append(time.monotonic() - began)
+        far.run([one])
+    print(f"\nnoticed after {1e6 * float(np.median(waits)):.0f} µs (median), {1e6 * max(waits):.0f} µs (longest)")
+    assert float(np.median(waits)) < 0.002
+
+
+def test_what_local_front_ends_write_does_not_reach_its_channel(
+    both: LocalChain, pair: tuple[Front, RemoteFront]
+) -> None:
+    near, far = pair
+    stale = Front(both.shared, 1, both.chain.ended)
+    for round_number in range(20):
+        stale.beat()
+        stale.commit(stale.control_offset, far.lease + 1)
+        stale.commit(stale.control_offset + arena.CHANNEL_IN_OFFSETS["log_read"], 1 << (20 + round_number))
+        far.run([far.submit(prompts(3)[2], 8)])
+    near.run([near.submit([3, 4], 4)])
+    words = far.words()
+    assert [int(words[name]) for name in ("lease", "live", "protocol_errors")] == [far.lease, 1, 0]
+    layout = both.shared.inbound_layout
+    start = layout.channel_offset(1) + layout.channel_control_offset
+    both.shared.inbound[start : start + arena.ChannelIn.itemsize] = 0
+
+
+def test_its_records_are_not_copied_to_the_host_but_its_cursors_are(
+    both: LocalChain, pair: tuple[Front, RemoteFront]
+) -> None:
+    _, far = pair
+    far.run([far.submit([3, 4, 5], 8)])
+    layout = both.shared.outbound_layout
+    start = layout.channel_offset(1) + layout.channel_log_offset
+    far.wait(lambda: int(both.shared.channel_out(1)[0]["log_written"]) == far.log_position, 5, "cursors did not come")
+    assert int(both.shared.channel_out(1)[0]["lease"]) == far.lease
+    assert not both.shared.outbound[start : start + 16 * both.shared.sizes.log_slots].any()
+
+
+def test_a_channel_changes_hands(both: LocalChain) -> None:
+    """From a local front end to a remote one and back, with the next lease each time and the same tokens."""
+    expected = None
+    words = both.shared.inbound_layout.channel_offset(2) + both.shared.inbound_layout.channel_control_offset
+    leases = []
+    for turn in range(6):
+        if turn % 2:
+            took = hand_to_card(both, 0b100)
+            assert took < 1
+            front: Front = remote(both, 2)
+        else:
+            both.shared.inbound[words : words + arena.ChannelIn.itemsize] = 0
+            hand_to_card(both, 0)
+            front = Front(both.shared, 2, both.chain.ended)
+        front.take()
+        leases.append(front.lease)
+        (tokens,) = answers(front, count=6)
+        expected = expected or tokens
+        assert tokens == expected
+        assert int(front.words()["protocol_errors"]) == 0
+    assert leases == list(range(leases[0], leases[0] + 6))
+    front.give_back()
+
+
+def test_a_dead_remote_front_ends_lease_ends(both: LocalChain) -> None:
+    hand_to_card(both, 0b1000)
+    front = remote(both, 3)
+    front.take()
+    began = time.monotonic()
+    while int(front.words()["live"]):
+        assert time.monotonic() < began + 10
+        time.sleep(0.05)
+    assert time.monotonic() - began > 1.5  # its time-out is 2 s
+
+
+def test_without_local_front_ends(shared: Shared, own_device: str, small_model: Path) -> None:
+    """Nothing of host memory is looked at, whatever is written and rung there."""
+    with local_chain(small_model, own_device, transports=("verbs",), **SIZES) as alone:
+        front = remote(alone, 0)
+        front.take()
+        Front(alone.shared, 0).commit(front.control_offset, 77)
+        (tokens,) = answers(front)
+        assert not shared.told or tokens == shared.told
+        assert int(front.words()["protocol_errors"]) == 0
+        front.give_back()
+
+
+# The process of a chain, and what the control process gets of it.
+
+
+class Registered:
+    """Of an adapter what registers: notes what it is given."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[int, int, int, int]] = []
+
+    def register_dmabuf(self, descriptor: int, offset: int, size: int, base: int, access: int) -> str:
+        self.made.append((os.lseek(descriptor, 0, os.SEEK_END), offset, size, base))
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+
+    def register(self, address: int, size: int, access: int) -> str:
+        raise AssertionError("device memory is never registered by its address")
+
+
+def test_the_device_may_be_reached_by_rdma(device: str) -> None:
+    from cuda.bindings import driver
+
+    from gpu_runtime.control.device_check import require_device
+    from gpu_runtime.registration.gpu_memory import check_device
+
+    check(driver.cuInit(0))
+    check_device(driver, check(driver.cuDeviceGet(0)))
+    require_device("cuda", rdma=True)
+
+
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[Any]:
+    """A life of the chain, in a process of its own, as the control process has it."""
+    from gpu_runtime.config import make_config
+    from gpu_runtime.control.chain_life import ChainLife
+    from gpu_runtime.control.prepare import prepare
+    from gpu_runtime.model.source import open_folder
+
+    config = make_config("cuda", transports=("shm", "verbs"), **SIZES)
+    prepared = prepare(config, open_folder(folder, "small"), "small", 60 << 30)
+    life = await ChainLife.begin(prepared, 1, lambda done, total, what: None)
+    try:
+        yield life
+    finally:
+        await life.end()
+
+
+def test_the_control_process_gets_the_memory_of_the_chains_process(
+    own_device: str, small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason := cannot_import("gpu_runtime.control.chain_life"):
+        pytest.skip(reason)
+    from gpu_runtime.registration import verbs
+    from gpu_runtime.registration.memory import Part
+    from tests.standin.adapter import Adapter
+
+    adapter = Adapter()
+    monkeypatch.setattr(verbs, "open_device", lambda *choice: adapter)
+
+    async def scene() -> None:
+        async with served(small_model) as life:
+            memory, shared = life.entrance._memory, life.arena
+            domain = Registered()
+            for inbound, layout in ((True, shared.inbound_layout), (False, shared.outbound_layout)):
+                part = Part(inbound, layout.channel_offset(3), layout.channel_bytes)
+                assert "dmabuf" in memory.register(domain, part, 0)
+                whole, offset, size, base = domain.made[-1]
+                assert (offset, size) == (part.offset, part.size)
+                assert layout.total_bytes <= whole < layout.total_bytes + (2 << 20)
+                assert (base - offset) % (2 << 20) == 0, "physical pages: an adapter needs few entries"
+            # Channels change hands over the mailbox, while the chain runs.
+            began = time.monotonic()
+            await life.entrance._direct.assign((1,), direct=True)
+            print(f"\nthe relay took note after {1e3 * (time.monotonic() - began):.0f} ms")
+            assert life.chain.mailbox.direct_seen == 0b10
+            near, stale = Front(shared, 0), Front(shared, 1)
+            await asyncio.to_thread(near.take)
+            stale.commit(stale.control_offset, 1)
+            await asyncio.to_thread(near.run, [near.submit(prompts(2)[1], 12)])
+            assert int(stale.words()["lease"]) == 0
+            await life.entrance._direct.assign((1,), direct=False)
+            await asyncio.to_thread(stale.take)
+            await asyncio.to_thread(stale.run, [stale.submit(prompts(2)[1], 12)])
+            process = life.chain
+        assert await process.wait() == 0
+        assert adapter.closed
+        assert not [each for each in os.listdir("/proc/self/fd") if "dmabuf" in _link(each)]
+
+    asyncio.run(scene())
+
+
+def _link(descriptor: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:  # the listing's own
+        return ""

@@ -6,7 +6,6 @@ import itertools
 import json
 import socket
 import ssl
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,26 +14,10 @@ import pytest
 
 from blink_proto.arena import ErrorCode, Finish
 from tests import tiny_text
-from tests.front_end import MODEL, FrontEnd, eventually, front_end
+from tests.front_end import MODEL, FrontEnd, eventually
 from tests.replay import Script, Submission
 
 EMOJI = "a😀b漢c"
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[FrontEnd]:
-    with front_end("--workers", "1", "--no-access-log") as running:
-        yield running
-
-
-@pytest.fixture
-def front(shared: FrontEnd) -> Iterator[FrontEnd]:
-    yield shared
-    shared.device.script = lambda s: Script([0])
-    eventually(lambda: shared.device.playing == 0)
-    shared.device.submissions.clear()
-    shared.device.cancelled.clear()
-    assert shared.device.channels[0].protocol_errors == 0
 
 
 def says(front: FrontEnd, tokens: list[int], finish: Finish = Finish.STOP, **how: Any) -> None:

@@ -112,6 +112,17 @@ def test_pods_say_what_they_need_and_how_they_are(case: Case) -> None:
 
 
 @EVERY
+def test_pods_outlive_the_end_of_their_programs(case: Case) -> None:
+    """Kubernetes kills later than the program has drained; `blink up` ends one program after the other."""
+    (pod,) = pods(rendered(case))
+    words = pod["spec"]["containers"][0]["args"]
+    said = {name: float(words[words.index(name) + 1]) for name in ("--grace", "--unready") if name in words}
+    programs = 2 if case.chart == "blink-single" else 1
+    needed = programs * said["--grace"] + said.get("--unready", 0.0)
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= needed + 10
+
+
+@EVERY
 def test_what_is_written_to_is_a_volume_of_bounded_size(case: Case) -> None:
     for pod in pods(rendered(case)):
         for volume in pod["spec"]["volumes"]:

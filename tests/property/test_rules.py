@@ -268,55 +268,6 @@ def test_bias_entries(engine: Engines, entries: list[tuple[int, float]], taken: 
     assert bench.records() == ([] if taken else [("REJECT", "ERROR", "BAD_BIAS", 0, 0)])
 
 
-def length(tokens: int) -> int:
-    """The word before so many tokens of a banned sequence."""
-    return 2**31 + tokens
-
-
-@pytest.mark.parametrize(
-    ("words", "taken"),
-    [
-        ([length(2), 0, 31], True),
-        ([length(3), 4, 4, 4, length(2), 9, 0], True),
-        ([length(2), 9, 0] * 6 + [length(29), *range(29)], True),
-        ([length(2), 0, 32], False),
-        ([length(2), 32, 0], False),
-        ([length(2), 0, 2**31 - 1], False),
-        ([length(1), 0], False),
-        ([length(0), length(2), 0, 0], False),
-        ([0, 0, 0], False),
-        ([0, length(2), 0, 0], False),
-        ([2, 0, 0], False),
-        ([length(3), 0, 0], False),
-        ([length(2), 0, 0, 0], False),
-        ([length(2), 0, 0, length(2), 0], False),
-        ([length(2), 0, 0, length(2)], False),
-        ([length(5), 0, 0, length(2), 0, 0], False),
-        ([length(2), length(2), 0], False),
-        ([length(2**31 - 1), 0, 0], False),
-    ],
-)
-@pytest.mark.parametrize("bias", [[], [(3, 1.0), (4, -1.0)]])
-def test_banned_sequences(engine: Engines, bias: list[tuple[int, float]], words: list[int], taken: bool) -> None:
-    bench = Bench(engine, heap_tokens=64, vocab_size=32)
-    bench.workers[0].write_bias(1, bias)
-    bench.workers[0].write_prompt(1 + 2 * len(bias), words)
-    bench.submit([1], max_tokens=1, bias_offset=1, bias_count=len(bias), ban_words=len(words))
-    bench.step()
-    assert bench.records() == ([] if taken else [("REJECT", "ERROR", "BAD_BAN", 0, 0)])
-
-
-@pytest.mark.parametrize(("last", "taken"), [(3, True), (4, False)])
-def test_as_many_banned_words_as_there_may_be(engine: Engines, last: int, taken: bool) -> None:
-    """340 sequences of two tokens and one of three make 1,024 words."""
-    bench = Bench(engine, heap_tokens=2048, vocab_size=32)
-    words = [*[length(2), 1, 2] * 340, length(last), *range(last)]
-    bench.workers[0].write_prompt(0, words)
-    bench.submit([1], max_tokens=1, offset=2047, bias_offset=0, ban_words=len(words))
-    bench.step()
-    assert bench.records() == ([] if taken else [("REJECT", "ERROR", "BAD_BAN", 0, 0)])
-
-
 def test_stop_tokens_are_masked_until_min_tokens_are_generated(engine: Engines) -> None:
     bench = Bench(engine, eos_tokens=(2,))
     bench.submit([1, 1], max_tokens=4, min_tokens=2)

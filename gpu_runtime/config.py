@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +46,8 @@ class RuntimeConfig:
     threads: int = 0
     """0: one for each core."""
     lease_timeout_seconds: float = 15.0
+    prefix_cache: bool = True
+    """Prompts share the KV of what they begin with, also with earlier ones."""
     transports: tuple[str, ...] = ("shm",)
     """Ways for front ends to reach the arena; see `registration.choose`."""
     rdma_device: str = ""
@@ -90,7 +93,8 @@ def make_config(device: str, **choices: Any) -> RuntimeConfig:
     """
     if device not in DEVICES:
         raise ConfigError(f"device {device!r} is unknown; there are: {', '.join(DEVICES)}")
-    made = RuntimeConfig(**{"device": device, **DEVICES[device], **{k: v for k, v in choices.items() if v}})
+    chosen = {name: value for name, value in choices.items() if value or value is False}
+    made = RuntimeConfig(**{"device": device, **DEVICES[device], **chosen})
     if made.dtype not in ("float32", "bfloat16"):
         raise ConfigError(f"dtype {made.dtype!r} is unknown; there are: float32, bfloat16")
     if device == "cpu" and (made.dtype != "float32" or made.random_weights):
@@ -170,4 +174,6 @@ def scheduler_config(config: RuntimeConfig, model: ModelLimits) -> NDArray[np.vo
     made["buckets"][: len(buckets)] = buckets
     made["intake_tokens"] = INTAKE_TOKENS
     made["lease_timeout_ns"] = int(config.lease_timeout_seconds * 1e9)
+    made["prefix_cache"] = config.prefix_cache
+    made["hash_seed"] = secrets.randbits(64)
     return made

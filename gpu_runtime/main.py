@@ -107,6 +107,7 @@ def run(
     max_running: Annotated[int, typer.Option(min=0, max=1024, help="Sequences that run; 0: by the device.")] = 0,
     max_sequences: Annotated[int, typer.Option(min=0, max=65536, help="Running and waiting; 0: by the device.")] = 0,
     max_model_tokens: Annotated[int, typer.Option(min=0, help="Context window; 0: the model's own.")] = 0,
+    prefix_cache: Annotated[bool, typer.Option(help="Share the KV of equal beginnings of prompts.")] = True,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads of the soft GPU; 0: all cores.")] = 0,
     lease_timeout: Annotated[float, typer.Option(min=1, help="Seconds without a heartbeat that end a lease.")] = 15.0,
     transport: Annotated[
@@ -139,6 +140,7 @@ def run(
             max_running=max_running,
             max_sequences=max_sequences,
             max_model_tokens=max_model_tokens,
+            prefix_cache=prefix_cache,
             threads=threads,
             lease_timeout_seconds=lease_timeout,
             transports=tuple(dict.fromkeys(transport.split(","))),

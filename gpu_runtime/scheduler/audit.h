@@ -2,28 +2,39 @@
 #pragma once
 #include <vector>
 
-#include "scheduler/token_log.h"
+#include "scheduler/audit_cache.h"
 
 namespace blink {
 
-// A block stands in exactly one place: the pool of free blocks or one sequence's row.
+inline bool is_shared(const State& state, uint32_t slot, uint32_t k) {
+  return state.config.prefix_cache && k < state.prefixes[slot].indexed;
+}
+
+// Where every block is: on the stack of free ones, in one row as the sequence's own, or indexed, and then in as many
+// rows as it has holders.
 inline const char* audit_blocks(const State& state) {
-  std::vector<int> owners(state.config.blocks, 0);
+  std::vector<uint32_t> owners(state.config.blocks, 0);
+  std::vector<uint32_t> holders(state.config.blocks, 0);
   for (uint32_t i = 0; i < state.free_block_count; ++i) ++owners[state.free_blocks[i]];
   for (uint32_t i = 0; i < state.live; ++i) {
     const uint32_t slot = state.order[i];
     for (uint32_t b = 0; b < state.sequences[slot].blocks; ++b) {
       const int32_t block = blocks_of(state, slot)[b];
       if (block < 0 || static_cast<uint32_t>(block) >= state.config.blocks) return "a block id is out of range";
-      ++owners[static_cast<uint32_t>(block)];
+      ++(is_shared(state, slot, b) ? holders : owners)[static_cast<uint32_t>(block)];
     }
   }
-  if (owners[layout::SCRATCH_BLOCK] != 0) return "the scratch block is owned";
+  if (owners[layout::SCRATCH_BLOCK] != 0 || holders[layout::SCRATCH_BLOCK] != 0) return "the scratch block is owned";
+  uint32_t held = state.config.blocks - 1 - state.free_block_count;
   for (uint32_t b = 1; b < state.config.blocks; ++b) {
-    if (owners[b] == 0) return "a block is lost";
-    if (owners[b] > 1) return "a block is owned twice";
+    const bool indexed = state.config.prefix_cache && state.cached[b].indexed;
+    if (owners[b] + indexed == 0) return "a block is lost";
+    if (owners[b] + indexed > 1) return "a block is owned twice";
+    if (indexed && state.cached[b].holders != holders[b]) return "the holders of a block are miscounted";
+    if (!indexed && holders[b] != 0) return "a block is shared that is not indexed";
+    held -= indexed && holders[b] == 0;
   }
-  return nullptr;
+  return held == state.held_blocks ? nullptr : "the held blocks are miscounted";
 }
 
 inline const char* audit_sequence(const State& state, const Sequence& sequence) {
@@ -42,13 +53,13 @@ inline const char* audit_sequence(const State& state, const Sequence& sequence) 
 inline const char* audit_table(const State& state) {
   std::vector<int> seen(state.config.max_sequences, 0);
   uint32_t running = 0;
-  uint32_t reserved = 0;
+  uint32_t reserved = state.held_blocks;
   for (uint32_t i = 0; i < state.free_slot_count; ++i) ++seen[state.free_slots[i]];
   for (uint32_t i = 0; i < state.live; ++i) {
     const Sequence& sequence = state.sequences[state.order[i]];
     ++seen[state.order[i]];
     running += sequence.status == Status::kRunning;
-    reserved += sequence.status == Status::kRunning ? sequence.reserved : 0;
+    reserved += sequence.status == Status::kRunning ? sequence.reserved - sequence.blocks : 0;
     if (const char* broken = audit_sequence(state, sequence)) return broken;
   }
   for (int count : seen) {
@@ -73,6 +84,7 @@ inline const char* audit_logs(const State& state) {
 inline const char* audit(const State& state) {
   if (const char* broken = audit_blocks(state)) return broken;
   if (const char* broken = audit_table(state)) return broken;
+  if (const char* broken = audit_cache(state)) return broken;
   return audit_logs(state);
 }
 

@@ -54,6 +54,17 @@ void rebase(const blink_scheduler& scheduler, T*& pointer) {
   pointer = reinterpret_cast<T*>(const_cast<uint8_t*>(scheduler.copy.data()) + offset);
 }
 
+// What the audit reads of the prefix cache.
+void rebase_cache(blink_scheduler& scheduler) {
+  State& mirror = scheduler.mirror;
+  rebase(scheduler, mirror.cached);
+  rebase(scheduler, mirror.cached_tokens);
+  rebase(scheduler, mirror.buckets);
+  rebase(scheduler, mirror.idle);
+  rebase(scheduler, mirror.prefixes);
+  rebase(scheduler, mirror.history);
+}
+
 bool copy_back(blink_scheduler& scheduler) {
   State& mirror = scheduler.mirror;
   if (!ok(cudaMemcpy(&mirror, scheduler.device_state, sizeof(State), cudaMemcpyDeviceToHost))) return false;
@@ -66,6 +77,7 @@ bool copy_back(blink_scheduler& scheduler) {
   rebase(scheduler, mirror.free_slots);
   rebase(scheduler, mirror.free_blocks);
   rebase(scheduler, mirror.block_table);
+  rebase_cache(scheduler);
   mirror.inbound = scheduler.inbound;
   mirror.outbound = scheduler.outbound;
   return ok(
@@ -148,7 +160,7 @@ BLINK_EXPORT void blink_scheduler_plan(const blink_scheduler* scheduler, blink_p
            const_cast<int32_t*>(in_copy(*scheduler, mirror.sampled)),
            in_copy(*scheduler, mirror.decode_tiles),
            in_copy(*scheduler, mirror.chunk_tiles),
-           in_copy(*scheduler, mirror.history),
+           mirror.history,
            in_copy(*scheduler, mirror.extras),
            in_copy(*scheduler, mirror.bias),
            in_copy(*scheduler, mirror.bans),

@@ -4,6 +4,21 @@
 
 namespace blink {
 
+// Free blocks below which idle ones are evicted: so that a steady step, which evicts none, finds as many as it can
+// need.
+BLINK_FN uint32_t least_free(const State& state) { return state.config.max_running; }
+
+// Evicts idle blocks when free ones are short for so many, and then many at once.
+template <class Exec>
+BLINK_FN void provide_blocks(const Exec& exec, State& state, uint32_t needed) {
+  const uint32_t free = state.free_block_count;
+  const uint32_t idle = idle_blocks(state);
+  const uint32_t least = needed > least_free(state) ? needed : least_free(state);
+  if (free >= least || idle == 0) return;
+  const uint32_t wanted = least - free + (state.config.blocks - 1) / layout::EVICTION_SHARE;
+  evict(exec, state, wanted < idle ? wanted : idle);
+}
+
 // Gives every planned sequence the blocks for its new positions. The reservation made sure that there are enough.
 template <class Exec>
 BLINK_FN void allocate_blocks(const Exec& exec, State& state) {
@@ -12,16 +27,21 @@ BLINK_FN void allocate_blocks(const Exec& exec, State& state) {
     if (sequence.status != Status::kRunning || sequence.query == 0) return 0;
     return blocks_for(state, uint64_t{sequence.computed} + sequence.query) - sequence.blocks;
   };
-  const uint64_t taken = exec.scan(state.live, need, [&](uint32_t i, uint64_t before) {
+  const auto taken = static_cast<uint32_t>(exec.scan(state.live, need, [](uint32_t, uint64_t) {}));
+  provide_blocks(exec, state, taken);
+  if (taken == 0) return;
+  exec.scan(state.live, need, [&](uint32_t i, uint64_t before) {
     const uint32_t slot = state.order[i];
     const uint32_t count = static_cast<uint32_t>(need(i));
     const uint32_t* top = state.free_blocks + state.free_block_count - 1 - before;
     int32_t* row = blocks_of(state, slot) + state.sequences[slot].blocks;
     for (uint32_t b = 0; b < count; ++b) row[b] = static_cast<int32_t>(*(top - b));
   });
-  if (taken == 0) return;
   exec.each(state.live, [&](uint32_t i) { state.sequences[state.order[i]].blocks += static_cast<uint32_t>(need(i)); });
-  exec.leader([&] { state.free_block_count -= static_cast<uint32_t>(taken); });
+  exec.leader([&] {
+    state.free_block_count -= taken;
+    state.held_blocks += taken;
+  });
 }
 
 BLINK_FN bool samples(const Sequence& sequence) { return sequence.computed + sequence.query == sequence.length; }

@@ -151,6 +151,14 @@ BLINK_FN uint32_t records_of(const State& state, uint32_t r, const Sequence& seq
   return records_per_token(sequence) + ends_scoring(state, r, sequence);
 }
 
+// With its first token, the blocks that a sequence was admitted with.
+BLINK_FN uint32_t found_blocks(const State& state, uint32_t r, const Sequence& sequence) {
+  const bool first = sequence.length == sequence.prompt_tokens + 1;
+  if (!state.config.prefix_cache || !first) return 0;
+  const uint32_t found = state.prefixes[state.rows[r].slot].found;
+  return found < kMostFound ? found : kMostFound;
+}
+
 // What a row's first record says; its LOGPROB records follow.
 BLINK_FN Record record_of(const State& state, uint32_t r, const Sequence& sequence) {
   using arena::RecordKind;
@@ -161,7 +169,8 @@ BLINK_FN Record record_of(const State& state, uint32_t r, const Sequence& sequen
     const uint32_t token = history_of(state, state.rows[r].slot)[state.rows[r].position];
     return {RecordKind::PROMPT_TOKEN, arena::Finish::NONE, arena::ErrorCode::NONE, sequence.position, token};
   }
-  return {RecordKind::TOKEN, sequence.finish, sequence.error, sequence.position, sampled_token(state, r)};
+  return {RecordKind::TOKEN, sequence.finish,         sequence.error,
+          sequence.position, sampled_token(state, r), found_blocks(state, r, sequence)};
 }
 
 BLINK_FN void publish_row(State& state, uint32_t r, const Sequence& sequence, uint32_t rank) {

@@ -142,6 +142,9 @@ BLINK_FN void start_sequence(State& state, uint32_t c, uint32_t slot, const aren
   sequence.priority = record.priority;
   sequence.extras = wants_extras(record);
   if (sequence.extras) write_extras(state, slot, record);
+  if (state.config.prefix_cache) {
+    state.prefixes[slot] = Prefix{record.cache_salt, first_key(state, record.cache_salt), 0, 0, 0};
+  }
   sequence.stop_count = static_cast<uint16_t>(record.stop_count);
   for (uint32_t i = 0; i < record.stop_count; ++i) sequence.stop_tokens[i] = record.stop_tokens[i];
   state.sequences[slot] = sequence;
@@ -223,6 +226,7 @@ BLINK_FN bool take_submission(const Exec& exec, State& state, uint32_t c, Taken&
   const Staged& staged = state.staged;
   const bool present = staged.present != 0;
   const uint32_t tokens = staged.error == arena::ErrorCode::NONE ? staged.record.prompt_tokens : 0;
+  const uint32_t slot = staged.slot;
   exec.barrier();  // all have read it before the leader stages the next one
   if (!present) return false;
   ++taken.submissions;
@@ -236,7 +240,9 @@ BLINK_FN bool take_submission(const Exec& exec, State& state, uint32_t c, Taken&
     }
     ++state.channels[c].submit_next;
   });
-  if (error == arena::ErrorCode::NONE && staged.passes) enter_by_class(exec, state);
+  if (error != arena::ErrorCode::NONE) return true;
+  if (staged.passes) enter_by_class(exec, state);
+  if (state.config.prefix_cache) find_keys(exec, state, slot, tokens / state.config.block_tokens);
   return true;
 }
 

@@ -13,11 +13,14 @@
 namespace blink::layout {
 
 inline constexpr uint32_t kVersion = 1;
-inline constexpr uint64_t kLayoutHash = 0x3CB48985C9555F0Bull;
+inline constexpr uint64_t kLayoutHash = 0xDB205DBEB69BBFAEull;
 inline constexpr uint32_t MAX_EOS_TOKENS = 0x10u;  // stop tokens a model may have
 inline constexpr uint32_t MAX_BUCKETS = 0x40u;  // sizes of step graphs at most
 inline constexpr uint32_t MAX_CANCELS_PER_STEP = 0x20u;  // cancel records taken in one step at most, over all channels
 inline constexpr uint32_t MAX_INTAKE_PER_STEP = 0x20u;  // submissions taken in one step at most, over all channels
+inline constexpr uint32_t MAX_ADMITTED_PER_STEP = 0x20u;  // waiting sequences that a step admits at most
+inline constexpr uint32_t MAX_KEPT_PER_STEP = 0x20u;  // ended sequences at most whose answers go to the prefix cache each time that sequences end
+inline constexpr uint32_t EVICTION_SHARE = 0x10u;  // of the pool: so much of it is evicted from the prefix cache beyond what is needed at once
 inline constexpr uint32_t CHUNK_TILE = 0x80u;  // query tokens of a prompt chunk's attention tile at most
 inline constexpr uint32_t DECODE_TILE_STEP = 0x40u;  // KV positions of a decode's attention tile are a multiple of this
 inline constexpr uint32_t SPARE_TILES = 0x20u;  // a step has at most decode_works + max(SPARE_TILES, 2 * decode_works) decode tiles
@@ -62,8 +65,11 @@ struct alignas(8) SchedulerConfig {
   uint32_t intake_tokens;  // prompt tokens looked at in one step, after which no further submission is taken
   uint32_t buckets[64];  // token counts of the step graphs, ascending; the last one is at least token_budget
   uint64_t lease_timeout_ns;  // a lease without a heartbeat for that long ends
+  uint64_t hash_seed;  // of the prefix cache's keys; drawn at random, so that nobody can choose prompts whose keys collide
+  uint32_t prefix_cache;  // 1: blocks are shared by prefix and kept for later prompts
+  uint32_t pad0;  // zero
 };
-static_assert(sizeof(SchedulerConfig) == 392);
+static_assert(sizeof(SchedulerConfig) == 408);
 #ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
 static_assert(offsetof(SchedulerConfig, channels) == 0);
 static_assert(offsetof(SchedulerConfig, submit_slots) == 4);
@@ -84,6 +90,9 @@ static_assert(offsetof(SchedulerConfig, bucket_count) == 120);
 static_assert(offsetof(SchedulerConfig, intake_tokens) == 124);
 static_assert(offsetof(SchedulerConfig, buckets) == 128);
 static_assert(offsetof(SchedulerConfig, lease_timeout_ns) == 384);
+static_assert(offsetof(SchedulerConfig, hash_seed) == 392);
+static_assert(offsetof(SchedulerConfig, prefix_cache) == 400);
+static_assert(offsetof(SchedulerConfig, pad0) == 404);
 #endif
 
 // the plan of the next step; tokens = 0 means that there is nothing to do

@@ -8,7 +8,7 @@ from enum import IntEnum, IntFlag
 import numpy as np
 
 VERSION = 1
-LAYOUT_HASH = 0x3CB48985C9555F0B
+LAYOUT_HASH = 0xDB205DBEB69BBFAE
 
 MAX_EOS_TOKENS = 0x10
 """stop tokens a model may have"""
@@ -18,6 +18,12 @@ MAX_CANCELS_PER_STEP = 0x20
 """cancel records taken in one step at most, over all channels"""
 MAX_INTAKE_PER_STEP = 0x20
 """submissions taken in one step at most, over all channels"""
+MAX_ADMITTED_PER_STEP = 0x20
+"""waiting sequences that a step admits at most"""
+MAX_KEPT_PER_STEP = 0x20
+"""ended sequences at most whose answers go to the prefix cache each time that sequences end"""
+EVICTION_SHARE = 0x10
+"""of the pool: so much of it is evicted from the prefix cache beyond what is needed at once"""
 CHUNK_TILE = 0x80
 """query tokens of a prompt chunk's attention tile at most"""
 DECODE_TILE_STEP = 0x40
@@ -74,11 +80,14 @@ SchedulerConfig = np.dtype(
         ("intake_tokens", "<u4"),  # prompt tokens looked at in one step, after which no further submission is taken
         ("buckets", "<u4", (64,)),  # token counts of the step graphs, ascending; the last one is at least token_budget
         ("lease_timeout_ns", "<u8"),  # a lease without a heartbeat for that long ends
+        ("hash_seed", "<u8"),  # of the prefix cache's keys; drawn at random, so that nobody can choose prompts whose keys collide
+        ("prefix_cache", "<u4"),  # 1: blocks are shared by prefix and kept for later prompts
+        ("pad0", "<u4"),  # zero
     ]
 )
 """sizes and limits, fixed for the life of a scheduler"""
-assert SchedulerConfig.itemsize == 392
-SCHEDULER_CONFIG_OFFSETS = {"channels": 0, "submit_slots": 4, "cancel_slots": 8, "log_slots": 12, "heap_tokens": 16, "vocab_size": 20, "max_model_tokens": 24, "max_sequences": 28, "max_running": 32, "token_budget": 36, "block_tokens": 40, "blocks": 44, "blocks_per_sequence": 48, "eos_count": 52, "eos_tokens": 56, "bucket_count": 120, "intake_tokens": 124, "buckets": 128, "lease_timeout_ns": 384}
+assert SchedulerConfig.itemsize == 408
+SCHEDULER_CONFIG_OFFSETS = {"channels": 0, "submit_slots": 4, "cancel_slots": 8, "log_slots": 12, "heap_tokens": 16, "vocab_size": 20, "max_model_tokens": 24, "max_sequences": 28, "max_running": 32, "token_budget": 36, "block_tokens": 40, "blocks": 44, "blocks_per_sequence": 48, "eos_count": 52, "eos_tokens": 56, "bucket_count": 120, "intake_tokens": 124, "buckets": 128, "lease_timeout_ns": 384, "hash_seed": 392, "prefix_cache": 400, "pad0": 404}
 assert SchedulerConfig.fields is not None
 assert {name: field[1] for name, field in SchedulerConfig.fields.items()} == SCHEDULER_CONFIG_OFFSETS
 

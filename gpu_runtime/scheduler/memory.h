@@ -72,6 +72,33 @@ BLINK_FN void store_relaxed(T* word, T value) {
 
 #endif
 
+// Within the scheduler's own memory, between its threads: the result does not depend on their order.
+BLINK_FN void add_among_threads(uint32_t* word, uint32_t value) {
+#ifdef __CUDA_ARCH__
+  atomicAdd(word, value);
+#else
+  *word += value;
+#endif
+}
+
+BLINK_FN void raise_among_threads(uint32_t* word, uint32_t value) {
+#ifdef __CUDA_ARCH__
+  atomicMax(word, value);
+#else
+  *word = *word > value ? *word : value;
+#endif
+}
+
+BLINK_FN uint32_t exchange_among_threads(uint32_t* word, uint32_t value) {
+#ifdef __CUDA_ARCH__
+  return atomicExch(word, value);
+#else
+  const uint32_t before = *word;
+  *word = value;
+  return before;
+#endif
+}
+
 // log2 of a power of two. Ring sizes are such, and the GPU has no division.
 BLINK_FN uint32_t log2_of(uint32_t power_of_two) {
 #ifdef __CUDA_ARCH__

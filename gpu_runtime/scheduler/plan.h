@@ -4,35 +4,50 @@
 
 namespace blink {
 
+// What a sequence adds to the reserved blocks when it is admitted with `found` blocks that the cache has, of which so
+// many were idle: one that others hold is reserved already.
+BLINK_FN uint64_t added_reservation(const Sequence& sequence, uint32_t found, uint32_t idle) {
+  return uint64_t{sequence.reserved} - found + idle;
+}
+
+BLINK_FN void enter_running(State& state, uint32_t slot, uint32_t found, uint32_t idle) {
+  Sequence& sequence = state.sequences[slot];
+  sequence.status = Status::kRunning;
+  sequence.blocks = found;
+  sequence.computed = found * state.config.block_tokens;
+  ++state.running;
+  state.held_blocks += idle;
+  state.reserved_blocks += static_cast<uint32_t>(added_reservation(sequence, found, idle));
+  if (!state.config.prefix_cache) return;
+  state.prefixes[slot].indexed = state.prefixes[slot].found = found;
+  const bool looked_up = !has_flag(sequence.flags, arena::SubmitFlag::PROMPT_LOGPROBS);
+  state.counters.prefix_queries += looked_up ? sequence.prompt_tokens : 0;
+  state.counters.prefix_hits += sequence.computed;
+}
+
+// Admits a waiting sequence, with what the cache has of its prompt, when there are a place and blocks for it.
+template <class Exec>
+BLINK_FN bool admit_one(const Exec& exec, State& state, uint32_t slot) {
+  if (state.running == state.config.max_running) return false;
+  const Sequence& sequence = state.sequences[slot];
+  const uint32_t found = match_blocks(exec, state, slot, 0, blocks_to_look_up(state, sequence));
+  const uint32_t idle = count_idle(exec, state, 0, found);
+  if (state.reserved_blocks + added_reservation(sequence, found, idle) > state.config.blocks - 1) return false;
+  exec.each(found, [&](uint32_t k) { hold_match(state, slot, k); });
+  exec.leader([&] { enter_running(state, slot, found, idle); });
+  return true;
+}
+
 // Admits waiting sequences strictly by arrival while places and blocks last.
 template <class Exec>
 BLINK_FN void admit(const Exec& exec, State& state) {
-  const uint64_t free_blocks = state.config.blocks - 1 - state.reserved_blocks;
-  const uint64_t free_places = state.config.max_running - state.running;
-  const auto wish = [&](uint32_t i) -> uint64_t {
-    const Sequence& sequence = state.sequences[state.order[i]];
-    return sequence.status == Status::kWaiting ? (uint64_t{1} << 32 | sequence.reserved) : 0;
-  };
-  const auto fits = [&](uint64_t before, uint64_t reserved) {
-    return (before >> 32) < free_places && (before & 0xFFFFFFFFu) + reserved <= free_blocks;
-  };
-  exec.scan(state.live, wish, [&](uint32_t i, uint64_t before) {
-    Sequence& sequence = state.sequences[state.order[i]];
-    sequence.query = sequence.status == Status::kWaiting && fits(before, sequence.reserved);
+  const auto waits = [&](uint32_t i) -> uint64_t { return state.sequences[state.order[i]].status == Status::kWaiting; };
+  const uint64_t waiting = exec.scan(state.live, waits, [&](uint32_t i, uint64_t before) {
+    if (waits(i) && before < layout::MAX_ADMITTED_PER_STEP) state.listed[before] = state.order[i];
   });
-  const auto admitted = [&](uint32_t i) -> uint64_t {
-    const Sequence& sequence = state.sequences[state.order[i]];
-    return sequence.query ? (uint64_t{1} << 32 | sequence.reserved) : 0;
-  };
-  const uint64_t sum = exec.scan(state.live, admitted, [](uint32_t, uint64_t) {});
-  exec.each(state.live, [&](uint32_t i) {
-    Sequence& sequence = state.sequences[state.order[i]];
-    if (sequence.query) sequence.status = Status::kRunning;
-  });
-  exec.leader([&] {
-    state.running += static_cast<uint32_t>(sum >> 32);
-    state.reserved_blocks += static_cast<uint32_t>(sum);
-  });
+  const uint64_t most = waiting < layout::MAX_ADMITTED_PER_STEP ? waiting : layout::MAX_ADMITTED_PER_STEP;
+  for (uint32_t j = 0; j < most && admit_one(exec, state, state.listed[j]); ++j) {
+  }
 }
 
 // Shares what is left of rows, and of the logs' records, evenly among the sequences that score their prompts: so many

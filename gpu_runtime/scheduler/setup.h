@@ -1,6 +1,7 @@
 // Before the first step: checks a configuration and lays out the state in one piece of memory. On the host.
 #pragma once
 #include "scheduler/foreseen.h"
+#include "scheduler/idle_blocks.h"
 
 namespace blink {
 
@@ -41,6 +42,9 @@ inline const char* check_limits(const layout::SchedulerConfig& config) {
   if (config.blocks_per_sequence == 0) return "blocks_per_sequence out of range";
   if (config.eos_count > layout::MAX_EOS_TOKENS) return "eos_count out of range";
   if (config.intake_tokens == 0) return "intake_tokens out of range";
+  if (config.prefix_cache > 1) return "prefix_cache out of range";
+  if (uint64_t{config.max_running} * config.blocks_per_sequence > 0xFFFFFFFFu)
+    return "blocks_per_sequence out of range";
   return nullptr;
 }
 
@@ -71,6 +75,20 @@ inline uint64_t max_chunk_tiles(const layout::SchedulerConfig& config) {
   return config.buckets[config.bucket_count - 1] / layout::CHUNK_TILE + config.max_running;
 }
 
+inline void carve_cache(State& state, Carver& carver) {
+  const layout::SchedulerConfig& config = state.config;
+  const uint64_t on = config.prefix_cache;
+  carver.take(state.cached, on * config.blocks);
+  carver.take(state.cached_tokens, on * config.blocks * config.block_tokens);
+  carver.take(state.buckets, on * bucket_count(config));
+  carver.take(state.bucket_owners, on * bucket_count(config));
+  carver.take(state.idle, on * bucket_count(config));
+  carver.take(state.idle_next, on * bucket_count(config));
+  carver.take(state.prefixes, on * config.max_sequences);
+  carver.take(state.keys, on * config.max_sequences * config.blocks_per_sequence);
+  carver.take(state.matches, on * config.blocks_per_sequence);
+}
+
 inline uint64_t carve(State& state, uint8_t* memory) {
   const layout::SchedulerConfig& config = state.config;
   const uint64_t sequences = config.max_sequences;
@@ -99,9 +117,12 @@ inline uint64_t carve(State& state, uint8_t* memory) {
   carver.take(sampled_logprobs, config.max_running);
   state.sampled_logprobs = sampled_logprobs;
   carver.take(state.log_at, config.max_running);
+  carver.take(state.listed, sequences);
+  carver.take(state.spans, sequences);
   carver.take(state.foreseen, 1);
   carver.take(state.extras, sequences);
-  carver.take(state.block_table, sequences * config.blocks_per_sequence);
+  carver.take(state.block_table, sequences * config.blocks_per_sequence);  // all that follows is zero at first
+  carve_cache(state, carver);
   carver.take(state.bias, sequences * arena::MAX_BIAS);
   carver.take(state.bans, sequences * arena::MAX_BAN_WORDS);
   carver.take(state.history, sequences * config.max_model_tokens);
@@ -115,6 +136,8 @@ inline void fill_pools(State& state) {
   state.free_slot_count = config.max_sequences;
   for (uint32_t i = 0; i + 1 < config.blocks; ++i) state.free_blocks[i] = config.blocks - 1 - i;
   state.free_block_count = config.blocks - 1;
+  state.bucket_mask = bucket_count(config) - 1;
+  state.idle_head = state.idle_tail = 1;
 }
 
 // Null, or what is wrong with a configuration.

@@ -77,8 +77,36 @@ struct Staged {
   arena::SubmitRecord record;
 };
 
+// What the prefix cache knows of a block; all zero: nothing. An indexed block can be found by what it holds. Its
+// parent, the block with the tokens before, is indexed for as long as it is.
+struct alignas(16) CachedBlock {
+  uint64_t key;      // of all tokens of the sequence up to the block's last one
+  uint64_t salt;     // of the submission, when there is no block before
+  uint64_t idle_at;  // place in the queue of idle blocks; 0 while sequences hold it
+  uint32_t parent;   // kNoBlock: there is no block before
+  uint32_t parent_generation;
+  uint32_t generation;  // how often it was evicted
+  uint32_t next;        // in its bucket; kNoBlock: it is the last one
+  uint32_t holders;     // sequences that hold it
+  uint32_t indexed;
+  uint32_t released_by;  // scratch of a release
+};
+
+// The scratch block is in no index and in no sequence's row.
+inline constexpr uint32_t kNoBlock = layout::SCRATCH_BLOCK;
+
+// What the prefix cache knows of a sequence.
+struct Prefix {
+  uint64_t salt;
+  uint64_t key;      // of no tokens
+  uint32_t hashed;   // entries of its row of keys
+  uint32_t indexed;  // first blocks of its row that are indexed; each is the parent of the next. Others are its own
+  uint32_t found;    // blocks that it was admitted with
+};
+
 struct Counters {
   uint64_t heartbeat, steps, prompt_tokens, generated_tokens;
+  uint64_t prefix_queries, prefix_hits;
   uint64_t finished[5];  // by arena::Finish
   uint64_t log_stalls;
 };
@@ -105,6 +133,25 @@ struct alignas(16) State {
   uint32_t* row_counts;   // [channels] records of each channel's planned rows, for a steady step
   Foreseen* foreseen;     // [1] what is known of the next step before the tokens are (foreseen.h)
   uint64_t* log_at;       // [max_running] position of a row's record in its token log, when rows want log-probabilities
+  uint32_t* listed;       // [max_sequences] scratch: slots of the sequences that a phase goes through
+  uint64_t* spans;        // [max_sequences] scratch: items of the sequences before (items.h)
+
+  // The prefix cache (prefix_table.h, prefix_cache.h, idle_blocks.h); of no length without one.
+  CachedBlock* cached;      // [blocks]
+  uint32_t* cached_tokens;  // [blocks][block_tokens] what an indexed block holds
+  uint32_t* buckets;        // [bucket_count(config)] first block of each
+  uint32_t* bucket_owners;  // [bucket_count(config)] scratch
+  uint32_t* idle;           // [bucket_count(config)] queue of idle blocks: indexed, held by no sequence
+  uint32_t* idle_next;      // scratch for closing its gaps
+  Prefix* prefixes;         // [max_sequences]
+  uint64_t* keys;           // [max_sequences][blocks_per_sequence] key of each full block
+  uint32_t* matches;        // [blocks_per_sequence] scratch: indexed blocks with the tokens of a sequence's
+  uint32_t matched;         // scratch: how many of them are its prefix
+  uint64_t bucket_mask;     // bucket_count(config) - 1
+  uint64_t idle_head;       // place of the queue's first entry
+  uint64_t idle_tail;       // place after its last one, never 0
+  uint64_t evict_head;      // scratch
+
   Cancel cancels[layout::MAX_CANCELS_PER_STEP];
   uint32_t cancel_count;
   Staged staged;
@@ -112,7 +159,8 @@ struct alignas(16) State {
   uint32_t live;             // entries of order
   uint32_t free_slot_count;  // entries of free_slots
   uint32_t free_block_count;
-  uint32_t reserved_blocks;  // sum over running sequences
+  uint32_t held_blocks;      // blocks that sequences hold, each counted once
+  uint32_t reserved_blocks;  // those, and what running sequences may come to need beyond what they hold
   uint32_t running;
   uint32_t round_start;  // channel that intake begins with
   uint32_t draining;
@@ -164,6 +212,11 @@ BLINK_FN layout::BanToken* bans_of(const State& state, uint32_t slot) {
 
 BLINK_FN int32_t* blocks_of(const State& state, uint32_t slot) {
   return state.block_table + uint64_t{slot} * state.config.blocks_per_sequence;
+}
+
+// Indexed blocks that no sequence holds: those that may be evicted.
+BLINK_FN uint32_t idle_blocks(const State& state) {
+  return state.config.blocks - 1 - state.free_block_count - state.held_blocks;
 }
 
 BLINK_FN uint32_t blocks_for(const State& state, uint64_t tokens) {

@@ -104,7 +104,7 @@ BLINK_FN void foresee_counts(State& state, uint64_t sum, uint32_t span, Foreseen
   const uint32_t rows = state.header.rows;
   state.header.decode_tiles = static_cast<uint32_t>(sum);
   state.header.decode_span = span;
-  const uint32_t free_blocks = state.free_block_count - static_cast<uint32_t>(sum >> 32);
+  const auto taken = static_cast<uint32_t>(sum >> 32);
   auto* page = reinterpret_cast<arena::Telemetry*>(state.outbound + state.outbound_layout.telemetry_offset);
   foreseen.counts = {&state,
                      page,
@@ -113,8 +113,8 @@ BLINK_FN void foresee_counts(State& state, uint64_t sum, uint32_t span, Foreseen
                      counters.steps + 1,
                      counters.heartbeat + 1,
                      state.round_start + 1 == state.config.channels ? 0 : state.round_start + 1,
-                     free_blocks,
-                     state.config.blocks - 1 - free_blocks};
+                     state.free_block_count - taken,
+                     state.held_blocks + taken};
 }
 
 BLINK_FN void foresee_bounds(const State& state, uint64_t now_ns, Foreseen& foreseen) {
@@ -130,6 +130,11 @@ BLINK_FN void foresee_bounds(const State& state, uint64_t now_ns, Foreseen& fore
   foreseen.sample_rows = state.rows;
 }
 
+// The full step would evict cached blocks.
+BLINK_FN bool lacks_free_blocks(const State& state) {
+  return state.free_block_count < least_free(state) && idle_blocks(state) != 0;
+}
+
 // For when the step's layers have ended. Changes nothing that the full step would miss.
 template <class Exec>
 BLINK_FN void foresee(const Exec& exec, State& state, uint64_t now_ns) {
@@ -138,7 +143,7 @@ BLINK_FN void foresee(const Exec& exec, State& state, uint64_t now_ns) {
     foreseen.possible = 0;
     foresee_bounds(state, now_ns, foreseen);
   });
-  if (!state.steady || state.draining != 0) return;
+  if (!state.steady || state.draining != 0 || lacks_free_blocks(state)) return;
   const uint32_t rows = state.header.rows;
   const bool possible = exec.all(
       rows, [&](uint32_t r) { return row_goes_on(state, r); }, state.config.channels,
@@ -205,6 +210,7 @@ BLINK_FN void settle_counts(const Foreseen& foreseen) {
   state.header.step = state.counters.steps = counts.steps;
   state.decode_positions = counts.positions;
   state.free_block_count = counts.free_blocks;
+  state.held_blocks = counts.blocks_used;
   state.counters.generated_tokens = counts.generated;
   state.counters.heartbeat = counts.heartbeat;
   state.round_start = counts.round_start;

@@ -25,6 +25,7 @@ BLINK_FN arena::DeviceState device_state_of(layout::Command command) {
 template <class Exec, class Launch>
 BLINK_FN void full_step(const Exec& exec, State& state, uint64_t now_ns, layout::Command command, Launch launch) {
   harvest(exec, state);
+  keep_prompts(exec, state);
   publish(exec, state);
   exec.leader([&] {
     state.steady = state.scoring = 0;

@@ -1,36 +1,89 @@
 // The sequence table and the block pool: ending sequences and taking back what they held.
 #pragma once
+#include "scheduler/items.h"
+#include "scheduler/prefix_cache.h"
 #include "scheduler/token_log.h"
 
 namespace blink {
 
+// A block in a sequence's row, as an item of those that are let go: the last one of a sequence first.
+struct Held {
+  uint32_t i;  // of the sequence in the order
+  uint32_t block;
+  bool indexed;
+};
+
+BLINK_FN Held held_at(const State& state, uint32_t at) {
+  const Item item = item_at(state, state.live, at);
+  const uint32_t slot = state.order[item.i];
+  const uint32_t k = state.sequences[slot].blocks - 1 - item.k;
+  const bool indexed = state.config.prefix_cache && k < state.prefixes[slot].indexed;
+  return {item.i, static_cast<uint32_t>(blocks_of(state, slot)[k]), indexed};
+}
+
+// One holder less for each of the items that are indexed blocks. `released_by` becomes the last that lets a block go.
+template <class Exec>
+BLINK_FN void leave_shared(const Exec& exec, State& state, uint32_t items) {
+  if (!state.config.prefix_cache) return;
+  exec.each(items, [&](uint32_t t) { state.cached[held_at(state, t).block].released_by = 0; });
+  exec.each(items, [&](uint32_t t) {
+    const Held held = held_at(state, t);
+    if (!held.indexed) return;
+    CachedBlock& cached = state.cached[held.block];
+    add_among_threads(&cached.holders, 0xFFFFFFFFu);
+    raise_among_threads(&cached.released_by, held.i);
+  });
+}
+
+// Puts the items that nobody holds any more where they belong: what is indexed behind the idle blocks, the rest on the
+// stack of free ones. Returns how many of each: free ones in the high half.
+template <class Exec>
+BLINK_FN uint64_t put_back(const Exec& exec, State& state, uint32_t items) {
+  const auto place = [&](const Held& held) -> uint64_t {
+    if (!held.indexed) return uint64_t{1} << 32;
+    const CachedBlock& cached = state.cached[held.block];
+    return cached.holders == 0 && cached.released_by == held.i;
+  };
+  return exec.scan(
+      items, [&](uint32_t t) { return place(held_at(state, t)); },
+      [&](uint32_t t, uint64_t before) {
+        const Held held = held_at(state, t);
+        if (!held.indexed) {
+          state.free_blocks[state.free_block_count + (before >> 32)] = held.block;
+        } else if (place(held) != 0) {
+          push_idle(state, state.idle_tail + (before & 0xFFFFFFFFu), held.block);
+        }
+      });
+}
+
 // Gives the blocks of all sequences back for which `gone(slot)` holds. Their status is the caller's to change.
 template <class Exec, class Gone>
 BLINK_FN void release_blocks(const Exec& exec, State& state, Gone gone) {
-  const auto held = [&](uint32_t i) -> uint64_t {
-    const uint32_t slot = state.order[i];
-    return gone(slot) ? state.sequences[slot].blocks : 0;
-  };
-  const uint64_t freed = exec.scan(state.live, held, [&](uint32_t i, uint64_t before) {
-    const uint32_t slot = state.order[i];
-    if (!gone(slot)) return;
-    uint32_t* to = state.free_blocks + state.free_block_count + before;
-    for (uint32_t b = 0; b < state.sequences[slot].blocks; ++b) to[b] = blocks_of(state, slot)[b];
+  keep_answers(exec, state, gone);
+  const uint32_t items = lay_out(exec, state, state.live, [&](uint32_t i) -> uint64_t {
+    return gone(state.order[i]) ? state.sequences[state.order[i]].blocks : 0;
   });
+  leave_shared(exec, state, items);
+  if (state.config.prefix_cache) make_idle_room(exec, state, items);
+  const uint64_t back = put_back(exec, state, items);
   const uint64_t unreserved = exec.scan(
       state.live,
       [&](uint32_t i) -> uint64_t {
         const Sequence& sequence = state.sequences[state.order[i]];
         const bool counts = gone(state.order[i]) && sequence.status == Status::kRunning;
-        return counts ? (uint64_t{1} << 32 | sequence.reserved) : 0;
+        return counts ? (uint64_t{1} << 32 | (sequence.reserved - sequence.blocks)) : 0;
       },
       [](uint32_t, uint64_t) {});
   exec.each(state.live, [&](uint32_t i) {
     if (gone(state.order[i])) state.sequences[state.order[i]].blocks = 0;
   });
   exec.leader([&] {
-    state.free_block_count += static_cast<uint32_t>(freed);
-    state.reserved_blocks -= static_cast<uint32_t>(unreserved);
+    const auto freed = static_cast<uint32_t>(back >> 32);
+    const auto idle = static_cast<uint32_t>(back);
+    state.free_block_count += freed;
+    state.idle_tail += idle;
+    state.held_blocks -= freed + idle;
+    state.reserved_blocks -= static_cast<uint32_t>(unreserved) + freed + idle;
     state.running -= static_cast<uint32_t>(unreserved >> 32);
   });
 }

@@ -35,7 +35,10 @@ BLINK_FN void write_telemetry_page(State& state, arena::DeviceState device_state
   store_relaxed(&page->running, uint64_t{state.running});
   store_relaxed(&page->waiting, state.live - state.running - ending);
   store_relaxed(&page->blocks_total, total);
-  store_relaxed(&page->blocks_used, total - state.free_block_count);
+  store_relaxed(&page->blocks_used, uint64_t{state.held_blocks});
+  store_relaxed(&page->blocks_cached, uint64_t{idle_blocks(state)});
+  store_relaxed(&page->prefix_queries, counters.prefix_queries);
+  store_relaxed(&page->prefix_hits, counters.prefix_hits);
   store_relaxed(&page->prompt_tokens, counters.prompt_tokens);
   store_relaxed(&page->generated_tokens, counters.generated_tokens);
   store_relaxed(&page->finished_stop, counters.finished[static_cast<uint32_t>(arena::Finish::STOP)]);

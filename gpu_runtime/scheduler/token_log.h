@@ -27,7 +27,11 @@ struct Record {
   arena::ErrorCode error;
   uint64_t position;  // of the submission
   uint32_t token;
+  uint32_t found = 0;  // blocks of the prompt that were cached, in a first TOKEN record
 };
+
+// What TokenBody's `detail` can say of them.
+inline constexpr uint32_t kMostFound = 0xFFFF;
 
 // Records that each token of a sequence takes in its log.
 BLINK_FN uint32_t records_per_token(const Sequence& sequence) { return 1 + sequence.logprobs; }
@@ -54,7 +58,9 @@ BLINK_FN uint64_t head_of(const State& state, uint64_t at, const Record& record)
 }
 
 BLINK_FN uint64_t body_of(const State& state, uint64_t at, const Record& record) {
-  return arena::TokenBody{lap_of(state, at), static_cast<uint64_t>(record.error), record.token}.pack();
+  const bool is_token = record.kind == arena::RecordKind::TOKEN;
+  const uint64_t detail = is_token ? record.found : static_cast<uint64_t>(record.error);
+  return arena::TokenBody{lap_of(state, at), detail, record.token}.pack();
 }
 
 // Each word carries the lap, so that a reader needs no order between the two.

@@ -13,7 +13,7 @@
 namespace blink::arena {
 
 inline constexpr uint32_t kVersion = 1;
-inline constexpr uint64_t kLayoutHash = 0x29BE21B51160AA2Full;
+inline constexpr uint64_t kLayoutHash = 0x5446F869A1ACEDCCull;
 inline constexpr uint64_t MAGIC = 0x414E4552414B4E42ull;  // first word of the arena header (the bytes `BNKARENA`)
 inline constexpr uint32_t BYTE_ORDER_MARK = 0x1020304u;  // reads differently on a machine of the other byte order
 inline constexpr uint32_t MAX_STOP_TOKENS = 0x8u;  // stop token ids that one submission may name beside the model's own
@@ -49,7 +49,7 @@ enum class Finish : uint32_t {
 // `detail` of a REJECT or END record; those of a REJECT in the order in which a submission is checked
 enum class ErrorCode : uint32_t {
   NONE = 0u,  // no error
-  BAD_FLAGS = 1u,  // an unknown flag, or a reserved byte that is not zero
+  BAD_FLAGS = 1u,  // an unknown flag
   BAD_PROMPT_RANGE = 2u,  // the prompt is empty or leaves the prompt heap
   BAD_MAX_TOKENS = 3u,  // `max_tokens` is zero, and there are no log-probabilities of a prompt to give instead
   CONTEXT_LENGTH = 4u,  // prompt + `max_tokens` is over the context window
@@ -114,7 +114,7 @@ struct TokenHead {
 // second word of a token record
 struct TokenBody {
   uint64_t lap;  // 16 bits: as in the first word: a reader takes the record only when both agree
-  uint64_t detail;  // 16 bits: ErrorCode
+  uint64_t detail;  // 16 bits: of an END or REJECT record ErrorCode; of a sequence's first TOKEN record the KV blocks of its prompt that were in the prefix cache (65535: that many or more); else 0
   uint64_t token;  // 32 bits: token id of a TOKEN or PROMPT_TOKEN record, else 0
   BLINK_LAYOUT_FN uint64_t pack() const {
     return ((lap & 0xFFFFull) << 0) |
@@ -180,7 +180,7 @@ struct alignas(8) SubmitRecord {
   uint32_t min_tokens;  // the model's and the submission's stop tokens are not sampled before so many tokens are generated
   int32_t priority;  // class of the sequence: what waits is admitted by class, the lowest first, and within a class first come, first served
   uint32_t ban_words;  // words of banned sequences, MAX_BAN_WORDS at most, behind the bias entries in the prompt heap: for each sequence BAN_LENGTH + its length, 2 or more, then its tokens. Its last token is not sampled where the answer so far, without the prompt, ends in the others
-  uint8_t reserved[8];  // zero
+  uint64_t cache_salt;  // only submissions with the same one share blocks of the prefix cache
   uint64_t commit;  // CommitWord
 };
 static_assert(sizeof(SubmitRecord) == 128);
@@ -205,7 +205,7 @@ static_assert(offsetof(SubmitRecord, bias_count) == 96);
 static_assert(offsetof(SubmitRecord, min_tokens) == 100);
 static_assert(offsetof(SubmitRecord, priority) == 104);
 static_assert(offsetof(SubmitRecord, ban_words) == 108);
-static_assert(offsetof(SubmitRecord, reserved) == 112);
+static_assert(offsetof(SubmitRecord, cache_salt) == 112);
 static_assert(offsetof(SubmitRecord, commit) == 120);
 #endif
 
@@ -304,7 +304,8 @@ struct alignas(8) ArenaHeader {
   uint32_t max_sequence_tokens;  // what the KV cache can hold of one sequence at most; the lower of both limits counts
   uint64_t inbound_bytes;  // size of the inbound region
   uint64_t outbound_bytes;  // size of the outbound region
-  uint8_t pad0[168];  // zero
+  uint32_t block_tokens;  // KV positions of a block
+  uint8_t pad0[164];  // zero
 };
 static_assert(sizeof(ArenaHeader) == 256);
 #ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
@@ -324,7 +325,8 @@ static_assert(offsetof(ArenaHeader, max_model_tokens) == 64);
 static_assert(offsetof(ArenaHeader, max_sequence_tokens) == 68);
 static_assert(offsetof(ArenaHeader, inbound_bytes) == 72);
 static_assert(offsetof(ArenaHeader, outbound_bytes) == 80);
-static_assert(offsetof(ArenaHeader, pad0) == 88);
+static_assert(offsetof(ArenaHeader, block_tokens) == 88);
+static_assert(offsetof(ArenaHeader, pad0) == 92);
 #endif
 
 // what the device says of itself; read without waking anything on the GPU's host
@@ -346,7 +348,10 @@ struct alignas(8) Telemetry {
   uint64_t protocol_errors;  // impossible cursors, leases and cancel targets
   uint64_t log_stalls;  // times a sequence waited a step because its token log had no room
   uint64_t step_tokens;  // tokens of the step now running
-  uint8_t pad0[120];  // zero
+  uint64_t prefix_queries;  // prompt tokens of the sequences for which the prefix cache was looked at when they were admitted
+  uint64_t prefix_hits;  // of them tokens that were in it, and so are not computed
+  uint64_t blocks_cached;  // KV blocks that only the prefix cache holds: beside `blocks_used`, and evicted when sequences need them
+  uint8_t pad0[96];  // zero
 };
 static_assert(sizeof(Telemetry) == 256);
 #ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
@@ -367,7 +372,10 @@ static_assert(offsetof(Telemetry, rejected) == 104);
 static_assert(offsetof(Telemetry, protocol_errors) == 112);
 static_assert(offsetof(Telemetry, log_stalls) == 120);
 static_assert(offsetof(Telemetry, step_tokens) == 128);
-static_assert(offsetof(Telemetry, pad0) == 136);
+static_assert(offsetof(Telemetry, prefix_queries) == 136);
+static_assert(offsetof(Telemetry, prefix_hits) == 144);
+static_assert(offsetof(Telemetry, blocks_cached) == 152);
+static_assert(offsetof(Telemetry, pad0) == 160);
 #endif
 
 // Sizes on which the regions depend.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 VERSION = 1
-LAYOUT_HASH = 0x29BE21B51160AA2F
+LAYOUT_HASH = 0x5446F869A1ACEDCC
 
 MAGIC = 0x414E4552414B4E42
 """first word of the arena header (the bytes `BNKARENA`)"""
@@ -73,7 +73,7 @@ class ErrorCode(IntEnum):
     NONE = 0
     """no error"""
     BAD_FLAGS = 1
-    """an unknown flag, or a reserved byte that is not zero"""
+    """an unknown flag"""
     BAD_PROMPT_RANGE = 2
     """the prompt is empty or leaves the prompt heap"""
     BAD_MAX_TOKENS = 3
@@ -155,7 +155,7 @@ def pack_token_body(lap: int, detail: int, token: int) -> int:
     """second word of a token record
 
     lap (16 bits): as in the first word: a reader takes the record only when both agree
-    detail (16 bits): ErrorCode
+    detail (16 bits): of an END or REJECT record ErrorCode; of a sequence's first TOKEN record the KV blocks of its prompt that were in the prefix cache (65535: that many or more); else 0
     token (32 bits): token id of a TOKEN or PROMPT_TOKEN record, else 0
     """
     return ((lap & 0xFFFF) << 0) | ((detail & 0xFFFF) << 16) | ((token & 0xFFFFFFFF) << 32)
@@ -216,13 +216,13 @@ SubmitRecord = np.dtype(
         ("min_tokens", "<u4"),  # the model's and the submission's stop tokens are not sampled before so many tokens are generated
         ("priority", "<i4"),  # class of the sequence: what waits is admitted by class, the lowest first, and within a class first come, first served
         ("ban_words", "<u4"),  # words of banned sequences, MAX_BAN_WORDS at most, behind the bias entries in the prompt heap: for each sequence BAN_LENGTH + its length, 2 or more, then its tokens. Its last token is not sampled where the answer so far, without the prompt, ends in the others
-        ("reserved", "u1", (8,)),  # zero
+        ("cache_salt", "<u8"),  # only submissions with the same one share blocks of the prefix cache
         ("commit", "<u8"),  # CommitWord
     ]
 )
 """a request for one sequence, written by the front end into its channel's submit ring"""
 assert SubmitRecord.itemsize == 128
-SUBMIT_RECORD_OFFSETS = {"prompt_offset": 0, "prompt_tokens": 4, "max_tokens": 8, "top_k": 12, "temperature": 16, "top_p": 20, "seed": 24, "flags": 32, "stop_count": 36, "stop_tokens": 40, "min_p": 72, "repetition_penalty": 76, "presence_penalty": 80, "frequency_penalty": 84, "logprobs": 88, "bias_offset": 92, "bias_count": 96, "min_tokens": 100, "priority": 104, "ban_words": 108, "reserved": 112, "commit": 120}
+SUBMIT_RECORD_OFFSETS = {"prompt_offset": 0, "prompt_tokens": 4, "max_tokens": 8, "top_k": 12, "temperature": 16, "top_p": 20, "seed": 24, "flags": 32, "stop_count": 36, "stop_tokens": 40, "min_p": 72, "repetition_penalty": 76, "presence_penalty": 80, "frequency_penalty": 84, "logprobs": 88, "bias_offset": 92, "bias_count": 96, "min_tokens": 100, "priority": 104, "ban_words": 108, "cache_salt": 112, "commit": 120}
 assert SubmitRecord.fields is not None
 assert {name: field[1] for name, field in SubmitRecord.fields.items()} == SUBMIT_RECORD_OFFSETS
 
@@ -315,12 +315,13 @@ ArenaHeader = np.dtype(
         ("max_sequence_tokens", "<u4"),  # what the KV cache can hold of one sequence at most; the lower of both limits counts
         ("inbound_bytes", "<u8"),  # size of the inbound region
         ("outbound_bytes", "<u8"),  # size of the outbound region
-        ("pad0", "u1", (168,)),  # zero
+        ("block_tokens", "<u4"),  # KV positions of a block
+        ("pad0", "u1", (164,)),  # zero
     ]
 )
 """what the front end compares at the handshake"""
 assert ArenaHeader.itemsize == 256
-ARENA_HEADER_OFFSETS = {"magic": 0, "version": 8, "byte_order": 12, "layout_hash": 16, "nonce": 24, "epoch": 32, "channels": 40, "submit_slots": 44, "cancel_slots": 48, "log_slots": 52, "heap_tokens": 56, "vocab_size": 60, "max_model_tokens": 64, "max_sequence_tokens": 68, "inbound_bytes": 72, "outbound_bytes": 80, "pad0": 88}
+ARENA_HEADER_OFFSETS = {"magic": 0, "version": 8, "byte_order": 12, "layout_hash": 16, "nonce": 24, "epoch": 32, "channels": 40, "submit_slots": 44, "cancel_slots": 48, "log_slots": 52, "heap_tokens": 56, "vocab_size": 60, "max_model_tokens": 64, "max_sequence_tokens": 68, "inbound_bytes": 72, "outbound_bytes": 80, "block_tokens": 88, "pad0": 92}
 assert ArenaHeader.fields is not None
 assert {name: field[1] for name, field in ArenaHeader.fields.items()} == ARENA_HEADER_OFFSETS
 
@@ -343,12 +344,15 @@ Telemetry = np.dtype(
         ("protocol_errors", "<u8"),  # impossible cursors, leases and cancel targets
         ("log_stalls", "<u8"),  # times a sequence waited a step because its token log had no room
         ("step_tokens", "<u8"),  # tokens of the step now running
-        ("pad0", "u1", (120,)),  # zero
+        ("prefix_queries", "<u8"),  # prompt tokens of the sequences for which the prefix cache was looked at when they were admitted
+        ("prefix_hits", "<u8"),  # of them tokens that were in it, and so are not computed
+        ("blocks_cached", "<u8"),  # KV blocks that only the prefix cache holds: beside `blocks_used`, and evicted when sequences need them
+        ("pad0", "u1", (96,)),  # zero
     ]
 )
 """what the device says of itself; read without waking anything on the GPU's host"""
 assert Telemetry.itemsize == 256
-TELEMETRY_OFFSETS = {"heartbeat": 0, "state": 8, "steps": 16, "running": 24, "waiting": 32, "blocks_total": 40, "blocks_used": 48, "prompt_tokens": 56, "generated_tokens": 64, "finished_stop": 72, "finished_length": 80, "finished_cancelled": 88, "finished_error": 96, "rejected": 104, "protocol_errors": 112, "log_stalls": 120, "step_tokens": 128, "pad0": 136}
+TELEMETRY_OFFSETS = {"heartbeat": 0, "state": 8, "steps": 16, "running": 24, "waiting": 32, "blocks_total": 40, "blocks_used": 48, "prompt_tokens": 56, "generated_tokens": 64, "finished_stop": 72, "finished_length": 80, "finished_cancelled": 88, "finished_error": 96, "rejected": 104, "protocol_errors": 112, "log_stalls": 120, "step_tokens": 128, "prefix_queries": 136, "prefix_hits": 144, "blocks_cached": 152, "pad0": 160}
 assert Telemetry.fields is not None
 assert {name: field[1] for name, field in Telemetry.fields.items()} == TELEMETRY_OFFSETS
 

@@ -34,7 +34,7 @@ def draw_limits(draw: Draw) -> Limits:
     """Tiny limits, so that everything runs full and wraps around."""
     max_running = draw(1, 5)
     budget = max_running + draw(0, 12)
-    block_tokens = draw(1, 8)
+    block_tokens = draw(1, draw(1, 8))
     top = budget + draw(0, 3)
     buckets = sorted({draw(1, top) for _ in range(draw(0, 3))} | {top})
     vocab = draw(3, 40)
@@ -55,6 +55,7 @@ def draw_limits(draw: Draw) -> Limits:
         eos_tokens=tuple(draw(0, vocab - 1) for _ in range(draw(0, 2))),
         buckets=tuple(buckets),
         intake_tokens=draw(1, 60),
+        prefix_cache=draw(0, 5) < 5,
     )
 
 

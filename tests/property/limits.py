@@ -32,6 +32,8 @@ class Limits:
     buckets: tuple[int, ...] = (1, 4, 16)
     intake_tokens: int = 1 << 16
     lease_timeout_ns: int = 1_000_000_000
+    hash_seed: int = 99
+    prefix_cache: bool = True
 
     def record(self) -> NDArray[np.void]:
         """The structured form, 0-d `layout.SchedulerConfig`."""

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from blink_proto import arena
-from blink_proto.arena import ErrorCode, RecordKind
+from blink_proto.arena import ErrorCode, Finish, RecordKind
 from gpu_runtime.scheduler import layout
 from tests.property.histories import MIXES, draw_history, draw_limits
 from tests.property.limits import Inbound, Limits
-from tests.property.twin import Row, SchedulerTwin, Sequence, Stage
+from tests.property.twin import Block, Plan, Row, SchedulerTwin, Sequence, Stage
 from tests.property.world import World
 
 HISTORIES = 600
@@ -69,9 +69,7 @@ class AdmitsOutOfOrder(SchedulerTwin):
     def admit(self) -> list[Sequence]:
         running = [each for each in self.arrived if each.stage is Stage.RUNNING]
         for sequence in [each for each in self.arrived if each.stage is Stage.WAITING]:
-            reserved = sum(self.reservation(each) for each in [*running, sequence])
-            if len(running) < self.limits.max_running and reserved <= self.limits.blocks - 1:
-                sequence.stage = Stage.RUNNING
+            if len(running) < self.limits.max_running and self.try_to_admit(sequence):
                 running.append(sequence)
         return [each for each in self.arrived if each.stage is Stage.RUNNING]
 
@@ -422,6 +420,131 @@ class ReadsPromptLate(SchedulerTwin):
         for each in running:
             each.tokens[: each.prompt] = self.prompt(each.channel, self.records[each])
         return running
+
+
+class TokensAreEnough(SchedulerTwin):
+    """Takes a cached block for its own tokens, whatever comes before it."""
+
+    def cached(self, sequence: Sequence, index: int, parent: Block | None) -> Block | None:
+        tokens = self.block_tokens(sequence, index)
+        return next((each for each in self.cache if each.tokens == tokens and each.salt == sequence.salt), None)
+
+
+class SaltForgotten(SchedulerTwin):
+    """Shares blocks whatever the salt."""
+
+    def new_sequence(self, channel: int, record: np.void) -> Sequence:
+        return replace(super().new_sequence(channel, record), salt=0)
+
+
+class WholePromptFound(SchedulerTwin):
+    """Finds the prompt's last token too."""
+
+    def look_up(self, sequence: Sequence) -> list[Block]:
+        sequence.prompt += 1
+        found = super().look_up(sequence)
+        sequence.prompt -= 1
+        return found
+
+
+class ScoredPromptsFound(SchedulerTwin):
+    """Looks up prompts whose log-probabilities are wanted."""
+
+    def look_up(self, sequence: Sequence) -> list[Block]:
+        return super().look_up(replace(sequence, prompt_logprobs=False))
+
+
+class SharedCountTwice(SchedulerTwin):
+    """Reserves a shared block for everybody who holds it."""
+
+    def needed_in_all(self) -> int:
+        return sum(self.reservation(each) for each in self.holding)
+
+
+class IdleAreFree(SchedulerTwin):
+    """Forgets that what an admitted sequence has found is no longer there for others."""
+
+    def needed_in_all(self) -> int:
+        return super().needed_in_all() - sum(block in self.idle for block in self.holding[-1].shared)
+
+
+class PromptsKeptAtTheEnd(SchedulerTwin):
+    """Shares nothing of what still runs."""
+
+    def keep_prompts(self) -> None:
+        pass
+
+
+class AnswersForgotten(SchedulerTwin):
+    """Keeps prompts alone."""
+
+    def keep(self, sequence: Sequence, blocks: int) -> None:
+        super().keep(sequence, min(blocks, sequence.prompt // self.limits.block_tokens))
+
+
+class CancelledForgotten(SchedulerTwin):
+    """Keeps no answers that were cancelled."""
+
+    def keep(self, sequence: Sequence, blocks: int) -> None:
+        if sequence.finish is not Finish.CANCELLED:
+            super().keep(sequence, blocks)
+
+
+class FailedKept(SchedulerTwin):
+    """Keeps what led to no token."""
+
+    def let_go(self) -> None:
+        failed = [each for each in self.holding if each.finish is Finish.ERROR]
+        for each in failed:
+            self.keep(each, each.computed // self.limits.block_tokens)
+        super().let_go()
+
+
+class KeepsItsOwn(SchedulerTwin):
+    """Does not take the block that is there already."""
+
+    def keep(self, sequence: Sequence, blocks: int) -> None:
+        for index in range(len(sequence.shared), blocks if self.limits.prefix_cache else 0):
+            if self.cached(sequence, index, sequence.shared[-1] if sequence.shared else None) is not None:
+                return
+            super().keep(sequence, index + 1)
+
+
+class ParentsFirst(SchedulerTwin):
+    """Evicts a prompt's beginning before its end."""
+
+    def is_held(self, block: Block) -> bool:
+        held = super().is_held(block)
+        if not held:
+            self.idle.insert(0, block)
+        return True
+
+
+class NewestFirst(SchedulerTwin):
+    """Evicts what was used last."""
+
+    def evict(self, plan: Plan) -> None:
+        self.idle.reverse()
+        super().evict(plan)
+        self.idle.reverse()
+
+
+class EvictsTheLeast(SchedulerTwin):
+    """Evicts only what the plan needs at once."""
+
+    def evict(self, plan: Plan) -> None:
+        short = self.new_blocks(plan) - (self.limits.blocks - 1 - self.held() - len(self.idle))
+        evicted, self.idle = self.idle[: max(0, short)], self.idle[max(0, short) :]
+        self.cache = [each for each in self.cache if each not in evicted]
+
+
+class FoundIsForgotten(SchedulerTwin):
+    """Does not tell what was found."""
+
+    def append(self, sequence: Sequence, kind: RecordKind, token: int) -> None:
+        found, sequence.found = sequence.found, 0
+        super().append(sequence, kind, token)
+        sequence.found = found
 
 
 def mutants() -> list[type[SchedulerTwin]]:

@@ -9,7 +9,8 @@ from blink_proto import arena
 from blink_proto.arena import ErrorCode, Finish, RecordKind
 from tests.property.bench import Bench, CoreEngine
 from tests.property.histories import MIXES, draw_history, draw_limits
-from tests.property.twin import Plan
+from tests.property.limits import Inbound, Limits
+from tests.property.twin import Block, Plan, SchedulerTwin, Sequence
 from tests.property.world import World
 
 EXPECTED = {
@@ -31,7 +32,8 @@ def news_of(head: int, body: int) -> object:
     """(kind, finish, detail) of a record, or just its kind where it has no more."""
     if (head >> 16) & 0xFF == RecordKind.LOGPROB:
         return RecordKind.LOGPROB
-    return arena.unpack_token_head(head)[1:3] + arena.unpack_token_body(body)[1:2]
+    _, kind, finish, _ = arena.unpack_token_head(head)
+    return kind, finish, 0 if kind == RecordKind.TOKEN else arena.unpack_token_body(body)[1]
 
 
 def planned(plan: Plan) -> set[str]:
@@ -49,16 +51,66 @@ def planned(plan: Plan) -> set[str]:
     return found
 
 
+class Watched(SchedulerTwin):
+    """Notes what happens to its prefix cache."""
+
+    def __init__(self, limits: Limits, inbound: Inbound) -> None:
+        super().__init__(limits, inbound)
+        self.met = set[str]()
+        self.answers: list[Block] = []
+
+    def try_to_admit(self, sequence: Sequence) -> bool:
+        held = [block for each in self.holding for block in each.shared]
+        admitted = super().try_to_admit(sequence)
+        found = set(sequence.shared) if admitted else set()
+        self.met |= {"several blocks found"} if len(found) > 1 else set()
+        self.met |= {"blocks found that others hold"} if found & set(held) else set()
+        self.met |= {"idle blocks found"} if found - set(held) else set()
+        self.met |= {"an answer found"} if found & set(self.answers) else set()
+        self.met |= (
+            {"no room for a sequence whose prompt is found"} if not admitted and self.look_up(sequence) else set()
+        )
+        return admitted
+
+    def keep(self, sequence: Sequence, blocks: int) -> None:
+        known, had = len(self.cache), len(sequence.shared)
+        super().keep(sequence, blocks)
+        prompt = sequence.prompt // self.limits.block_tokens
+        self.answers += [each for each in self.cache[known:] if each in sequence.shared[prompt:]]
+        self.met |= (
+            {"blocks taken instead of its own"} if len(sequence.shared) - had > len(self.cache) - known else set()
+        )
+
+    def evict(self, plan: Plan) -> None:
+        idle = len(self.idle)
+        super().evict(plan)
+        self.met |= {"some idle blocks evicted"} if 0 < len(self.idle) < idle else set()
+        self.met |= {"all idle blocks evicted"} if 0 == len(self.idle) < idle else set()
+
+
+CACHED = {
+    "several blocks found",
+    "blocks found that others hold",
+    "idle blocks found",
+    "an answer found",
+    "no room for a sequence whose prompt is found",
+    "blocks taken instead of its own",
+    "some idle blocks evicted",
+    "all idle blocks evicted",
+}
+
+
 def test_random_histories_reach_every_record_and_counter() -> None:
     """Counts how many histories show each; all must be common enough to be met by chance."""
     seen: Counter[object] = Counter()
     for seed in range(360):
         rng = Random(seed)
-        world, here = World(draw_limits(rng.randint)), set[str]()
+        world, here = World(draw_limits(rng.randint), Watched), set[str]()
         for action in draw_history(rng.randint, world.limits, 120, MIXES[seed % len(MIXES)]):
             world.apply(action)
             here |= planned(world.twin.plan)
-        seen.update(here)
+        assert isinstance(world.twin, Watched)
+        seen.update(here | world.twin.met)
         for channel in world.twin.channels:
             seen.update({news_of(head, body) for head, body in channel.history})
             seen["wrapped log"] += len(channel.history) > world.limits.log_slots
@@ -67,7 +119,7 @@ def test_random_histories_reach_every_record_and_counter() -> None:
             seen["several leases"] += channel.lease > 1
         seen["stalls"] += world.outbound.telemetry("log_stalls") > 0
         seen["protocol errors"] += world.outbound.telemetry("protocol_errors") > 0
-    assert set(seen) >= EXPECTED
+    assert set(seen) >= EXPECTED | CACHED
     assert {what: count for what, count in seen.items() if count < 10} == {}
 
 

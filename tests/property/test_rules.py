@@ -116,7 +116,6 @@ VALID: dict[str, Any] = {"prompt_tokens": 4, "max_tokens": 4, "temperature": 1, 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"flags": 8}, "BAD_FLAGS"),
     ({"flags": 1 << 31}, "BAD_FLAGS"),
-    ({"reserved": [0] * 7 + [1]}, "BAD_FLAGS"),
     ({"prompt_tokens": 0}, "BAD_PROMPT_RANGE"),
     ({"prompt_offset": 61}, "BAD_PROMPT_RANGE"),
     ({"prompt_offset": FAR}, "BAD_PROMPT_RANGE"),

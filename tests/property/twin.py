@@ -55,6 +55,15 @@ class Extras:
 
 
 @dataclass(eq=False)
+class Block:
+    """A block of the prefix cache: what it holds, and the block with what comes before."""
+
+    salt: int
+    parent: Block | None
+    tokens: list[int]
+
+
+@dataclass(eq=False)
 class Sequence:
     """One sequence of the table. `tokens` is its history: prompt and generated tokens."""
 
@@ -74,6 +83,11 @@ class Sequence:
     extras: Extras | None
     priority: int = 0
     prompt_logprobs: bool = False
+    salt: int = 0
+    shared: list[Block] = field(default_factory=list)
+    """Its first blocks, as far as they are the cache's."""
+    found: int = 0
+    """Of them those that were there when it was admitted."""
     stage: Stage = Stage.WAITING
     computed: int = 0
     finish: Finish = Finish.NONE
@@ -191,6 +205,11 @@ class SchedulerTwin:
         self.channels = [Channel() for _ in range(limits.channels)]
         self.arrived: list[Sequence] = []
         self.plan = Plan()
+        self.holding: list[Sequence] = []
+        """Those that hold blocks, in order of arrival."""
+        self.cache: list[Block] = []
+        self.idle: list[Block] = []
+        """Those of the cache that no sequence holds, in the order in which they will be evicted."""
         self.turn = 0
         self.count = dict.fromkeys(arena.TELEMETRY_OFFSETS, 0)
         del self.count["pad0"]
@@ -204,7 +223,9 @@ class SchedulerTwin:
     ) -> Plan:
         """Takes in the sampled token of each row of the last plan, and its log-probabilities where the row asks for
         them, and plans the next step."""
-        self.publish(self.harvest(sampled), logprobs or [[] for _ in sampled])
+        said = self.harvest(sampled)
+        self.keep_prompts()
+        self.publish(said, logprobs or [[] for _ in sampled])
         self.intake(now_ns, command)
         self.cancel()
         self.plan = Plan(stopped=True) if command == Command.STOP else self.emit(*self.share_out(self.admit()))
@@ -282,6 +303,7 @@ class SchedulerTwin:
             last = at + 1 == len(harvested) or harvested[at + 1][0] is not sequence
             if last and kind is RecordKind.PROMPT_TOKEN and sequence.stage is Stage.ENDING:
                 self.append(sequence, RecordKind.END, 0)
+        self.let_go()
         for sequence in ended:
             self.remove(sequence)
         self.publish_ending()
@@ -295,7 +317,10 @@ class SchedulerTwin:
 
     def append(self, sequence: Sequence, kind: RecordKind, token: int) -> None:
         """Appends a record about a sequence to its channel's log."""
-        self.write_record(sequence.channel, sequence.position, kind, sequence.finish, sequence.detail, token)
+        detail: int = sequence.detail
+        if kind is RecordKind.TOKEN and len(sequence.tokens) == sequence.prompt + 1:
+            detail = min(sequence.found, 65535)
+        self.write_record(sequence.channel, sequence.position, kind, sequence.finish, detail, token)
 
     def append_prompt_token(self, sequence: Sequence, token: int) -> None:
         """Appends the record of a token of the prompt, which never ends a sequence."""
@@ -311,7 +336,7 @@ class SchedulerTwin:
             self.write_words(sequence.channel, head, arena.pack_logprob_body(lap, rank // 256, token))
 
     def write_record(
-        self, channel: int, position: int, kind: RecordKind, finish: Finish, detail: ErrorCode, token: int
+        self, channel: int, position: int, kind: RecordKind, finish: Finish, detail: int, token: int
     ) -> None:
         """Appends a token record."""
         lap = self.next_lap(channel)
@@ -350,6 +375,7 @@ class SchedulerTwin:
         for channel in range(self.limits.channels):
             self.see_lease(channel, now_ns)
             self.see_log_read(channel)
+        self.let_go()
         start, self.turn = self.turn, (self.turn + 1) % self.limits.channels
         if command != Command.RUN:
             return
@@ -440,7 +466,7 @@ class SchedulerTwin:
     def validate(self, channel: int, record: np.void) -> ErrorCode:
         """The first error of a submission, in the order of ErrorCode."""
         limits, prompt, asked = self.limits, int(record["prompt_tokens"]), int(record["max_tokens"])
-        if int(record["flags"]) not in range(8) or record["reserved"].any():
+        if int(record["flags"]) not in range(8):
             return ErrorCode.BAD_FLAGS
         if prompt == 0 or int(record["prompt_offset"]) + prompt > limits.heap_tokens:
             return ErrorCode.BAD_PROMPT_RANGE
@@ -556,6 +582,7 @@ class SchedulerTwin:
             self.new_extras(channel, record),
             int(record["priority"]),
             bool(int(record["flags"]) & arena.SubmitFlag.PROMPT_LOGPROBS),
+            int(record["cache_salt"]),
         )
 
     def new_extras(self, channel: int, record: np.void) -> Extras | None:
@@ -595,6 +622,7 @@ class SchedulerTwin:
                 named |= self.cancel_target(channel, self.inbound.words[at // 8])
                 state.cancel_read += 1
                 taken += 1
+        self.let_go()
         if named:
             self.publish_ending()
 
@@ -612,19 +640,114 @@ class SchedulerTwin:
 
     def admit(self) -> list[Sequence]:
         """Admits waiting sequences; all running ones in order of arrival."""
-        running = [each for each in self.arrived if each.stage is Stage.RUNNING]
-        reserved = sum(self.reservation(each) for each in running)
-        for sequence in [each for each in self.arrived if each.stage is Stage.WAITING]:
-            reserved += self.reservation(sequence)
-            if len(running) == self.limits.max_running or reserved > self.limits.blocks - 1:
+        for sequence in [each for each in self.arrived if each.stage is Stage.WAITING][: layout.MAX_ADMITTED_PER_STEP]:
+            if len(self.holding) == self.limits.max_running or not self.try_to_admit(sequence):
                 break
-            sequence.stage = Stage.RUNNING
-            running.append(sequence)
         return [each for each in self.arrived if each.stage is Stage.RUNNING]
+
+    def try_to_admit(self, sequence: Sequence) -> bool:
+        """Admits a sequence if the pool can hold whatever all may come to need with it."""
+        sequence.shared = self.look_up(sequence)
+        sequence.found = len(sequence.shared)
+        sequence.computed = sequence.found * self.limits.block_tokens
+        self.holding.append(sequence)
+        if self.needed_in_all() > self.limits.blocks - 1:
+            self.holding.remove(sequence)
+            sequence.shared, sequence.found, sequence.computed = [], 0, 0
+            return False
+        sequence.stage = Stage.RUNNING
+        self.idle = [each for each in self.idle if each not in sequence.shared]
+        if self.limits.prefix_cache and not sequence.prompt_logprobs:
+            self.count["prefix_queries"] += sequence.prompt
+            self.count["prefix_hits"] += sequence.computed
+        return True
+
+    def needed_in_all(self) -> int:
+        """KV blocks that the sequences which hold some have or may come to have, a shared one counted once."""
+        future = sum(self.reservation(each) - self.blocks_for(each.computed) for each in self.holding)
+        return self.held() + future
+
+    def held(self) -> int:
+        """KV blocks that sequences hold now."""
+        shared = {id(block) for each in self.holding for block in each.shared}
+        return len(shared) + sum(self.blocks_for(each.computed) - len(each.shared) for each in self.holding)
 
     def reservation(self, sequence: Sequence) -> int:
         """KV blocks that a sequence may come to need."""
         return self.blocks_for(sequence.prompt + sequence.max_tokens - 1)
+
+    # the prefix cache
+
+    def look_up(self, sequence: Sequence) -> list[Block]:
+        """The longest prefix of a prompt that is cached, but for the prompt's last token."""
+        found: list[Block] = []
+        if sequence.prompt_logprobs:
+            return found
+        for index in range((sequence.prompt - 1) // self.limits.block_tokens):
+            block = self.cached(sequence, index, found[-1] if found else None)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def cached(self, sequence: Sequence, index: int, parent: Block | None) -> Block | None:
+        """The cache's block with a sequence's tokens behind a block of the cache."""
+        tokens = self.block_tokens(sequence, index)
+        for block in self.cache:
+            if block.parent is parent and block.tokens == tokens and block.salt == sequence.salt:
+                return block
+        return None
+
+    def block_tokens(self, sequence: Sequence, index: int) -> list[int]:
+        """Tokens of one of a sequence's blocks."""
+        size = self.limits.block_tokens
+        return sequence.tokens[index * size : (index + 1) * size]
+
+    def keep_prompts(self) -> None:
+        """What is computed of prompts goes to the cache."""
+        for sequence in self.holding:
+            if sequence.finish is not Finish.ERROR:
+                self.keep(sequence, min(sequence.computed, sequence.prompt) // self.limits.block_tokens)
+
+    def keep(self, sequence: Sequence, blocks: int) -> None:
+        """Gives a sequence's blocks to the cache; where it has one like it already, that one is taken instead."""
+        for index in range(len(sequence.shared), blocks if self.limits.prefix_cache else 0):
+            parent = sequence.shared[-1] if sequence.shared else None
+            block = self.cached(sequence, index, parent)
+            if block is None:
+                block = Block(sequence.salt, parent, self.block_tokens(sequence, index))
+                self.cache.append(block)
+            self.idle = [each for each in self.idle if each is not block]
+            sequence.shared.append(block)
+
+    def let_go(self) -> None:
+        """Those that have ended leave what they have computed to the cache, and hold nothing any more."""
+        leaving = [each for each in self.holding if each.stage is not Stage.RUNNING]
+        kept = 0
+        for sequence in leaving:
+            full = 0 if sequence.finish is Finish.ERROR else sequence.computed // self.limits.block_tokens
+            if full > len(sequence.shared) and kept < layout.MAX_KEPT_PER_STEP:
+                self.keep(sequence, full)
+                kept += 1
+        for sequence in leaving:
+            self.holding.remove(sequence)
+            self.idle += [block for block in reversed(sequence.shared) if not self.is_held(block)]
+            sequence.shared = []
+
+    def is_held(self, block: Block) -> bool:
+        """Whether a sequence holds a block of the cache."""
+        return any(block in each.shared for each in self.holding)
+
+    def evict(self, plan: Plan) -> None:
+        """Makes room for a plan's new blocks, and some more."""
+        needed = self.new_blocks(plan)
+        pool = self.limits.blocks - 1
+        free = pool - self.held() - len(self.idle)
+        least = max(needed, self.limits.max_running)
+        if free < least:
+            evicted = self.idle[: least - free + pool // 16]
+            self.idle = self.idle[len(evicted) :]
+            self.cache = [each for each in self.cache if each not in evicted]
 
     def share_out(self, running: list[Sequence]) -> tuple[list[Sequence], list[tuple[Sequence, int]]]:
         """(sequences that decode, (sequence, tokens) of the prompt chunks)."""
@@ -690,6 +813,7 @@ class SchedulerTwin:
         plan.chunk_tiles = tiles(
             plan.decode_works, [work.query_tokens for work in plan.works[plan.decode_works :]], 128
         )
+        self.evict(plan)
         return plan
 
     def has_row(self, sequence: Sequence, position: int) -> bool:
@@ -740,19 +864,17 @@ class SchedulerTwin:
         count["running"] = sum(each.stage is Stage.RUNNING for each in self.arrived)
         count["waiting"] = sum(each.stage is Stage.WAITING for each in self.arrived)
         count["blocks_total"] = self.limits.blocks - 1
-        count["blocks_used"] = sum(self.blocks_held(each) for each in self.arrived)
+        count["blocks_used"] = self.held() + self.new_blocks(self.plan)
+        count["blocks_cached"] = len(self.idle)
         count["rejected"] = sum(channel.rejected for channel in self.channels)
         count["protocol_errors"] = sum(channel.protocol_errors for channel in self.channels)
         count["step_tokens"] = self.plan.tokens
         for name, value in count.items():
             self.outbound.words[self.outbound.telemetry_at(name)] = value
 
-    def blocks_held(self, sequence: Sequence) -> int:
-        """KV blocks of what is computed and of what the plan adds."""
-        if sequence.stage is not Stage.RUNNING:
-            return 0
-        planned = sum(work.query_tokens for work in self.plan.works if work.sequence is sequence)
-        return self.blocks_for(sequence.computed + planned)
+    def new_blocks(self, plan: Plan) -> int:
+        """KV blocks that a plan adds."""
+        return sum(self.blocks_for(work.start + work.query_tokens) - self.blocks_for(work.start) for work in plan.works)
 
     def write_cursors(self) -> None:
         """What each channel's worker may see."""

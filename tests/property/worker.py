@@ -12,6 +12,23 @@ from blink_proto import arena
 from blink_proto.arena import Finish, RecordKind
 from tests.property.limits import Inbound, Limits, Outbound
 
+TEXTS = 2
+
+
+def text(which: int, length: int, vocab_size: int) -> list[int]:
+    """The beginning of one of a few long texts, whose beginnings many prompts are."""
+    rng = Random(which)
+    return [rng.randrange(1 << 20) % vocab_size for _ in range(length)]
+
+
+def next_in_text(tokens: list[int], limits: Limits) -> int | None:
+    """The token with which a text goes on whose beginning this is."""
+    for which in range(TEXTS):
+        whole = text(which, len(tokens) + 1, limits.vocab_size)
+        if whole[:-1] == tokens:
+            return whole[-1]
+    return None
+
 
 @dataclass
 class Ledger:
@@ -30,7 +47,7 @@ class Ledger:
         """Takes a record in; it must be possible after those before it."""
         assert self.last is None, "a record after the sequence's last one"
         if kind == RecordKind.TOKEN:
-            assert detail == 0
+            assert detail == 0 or not self.tokens, "blocks found with a later token than the first"
             assert finish in (Finish.NONE, Finish.STOP, Finish.LENGTH)
             self.tokens.append(token)
             self.logprobs.append([])
@@ -144,7 +161,7 @@ class Worker:
         most = max(1, room - 1 if long else min(6, room - 1))
         prompt = rng.randint(1, min(most, limits.heap_tokens))
         offset = rng.randint(0, limits.heap_tokens - prompt)
-        self.write_prompt(offset, [rng.randrange(limits.vocab_size) for _ in range(prompt)])
+        self.write_prompt(offset, self._prompt(rng, prompt))
         record = np.zeros((), arena.SubmitRecord)
         record["prompt_offset"], record["prompt_tokens"] = offset, prompt
         record["max_tokens"] = rng.randint(1, max(1, room - prompt if long else min(8, room - prompt)))
@@ -153,6 +170,7 @@ class Worker:
         record["top_k"] = rng.choice([0, 1, 40, 2**32 - 1])
         record["seed"] = rng.getrandbits(64)
         record["flags"] = rng.randrange(2)
+        record["cache_salt"] = rng.choice([0] * 8 + [1, 2**64 - 1])
         record["priority"] = rng.choice([0, 0, 0, 1, -1, 2**31 - 1, -(2**31)])
         record["stop_count"] = count = rng.choice([0, 0, 1, 8])
         record["stop_tokens"] = [rng.randrange(limits.vocab_size) for _ in range(count)] + [2**32 - 1] * (8 - count)
@@ -161,6 +179,12 @@ class Worker:
         if record["logprobs"] and rng.random() < 0.6:
             self._score_prompt(record, rng)
         return record
+
+    def _prompt(self, rng: Random, length: int) -> list[int]:
+        """Often the beginning of a text, sometimes with another end."""
+        vocab = self.limits.vocab_size
+        same = rng.choice([0, length, length, length, rng.randint(0, length)])
+        return text(rng.randrange(TEXTS), same, vocab) + [rng.randrange(vocab) for _ in range(length - same)]
 
     def _score_prompt(self, record: np.ndarray, rng: Random) -> None:
         """Wants the prompt's log-probabilities too, or nothing else."""
@@ -224,7 +248,7 @@ class Worker:
         if fault == 0:
             record["flags"] = rng.choice([8, 15, 2**31, far])
         elif fault == 1:
-            record["reserved"][rng.randrange(8)] = rng.randint(1, 255)
+            record["flags"] = int(record["flags"]) | 1 << rng.randint(3, 31)
         elif fault == 2:
             record["prompt_tokens"] = rng.choice([0, limits.heap_tokens - offset + 1, far, (far - offset + 1) & far])
         elif fault == 3:
@@ -274,6 +298,7 @@ class Worker:
         elif which == 4:
             entries[-1] = (rng.choice([limits.vocab_size, far]), 1.0)
         else:
+            record["bias_count"] = count = min(4, limits.heap_tokens // 2)
             entries = [(0, 1.0)] * count
         self.write_bias(0, entries)
 

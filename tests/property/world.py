@@ -16,7 +16,7 @@ from tests.property.compare import assert_same_outbound, assert_same_plan
 from tests.property.kv_model import KvModel, Owner
 from tests.property.limits import Inbound, Limits, Outbound
 from tests.property.twin import Logprob, SchedulerTwin, Stage
-from tests.property.worker import Worker
+from tests.property.worker import Worker, next_in_text
 
 MILLISECOND = 1_000_000
 
@@ -51,7 +51,7 @@ class World:
         self.core = HostScheduler(limits.record(), self.inbound.bytes, self.outbound.bytes)
         self.twin = twin_type(limits, self.inbound)
         self.workers = [Worker(limits, self.inbound, self.outbound, channel) for channel in range(limits.channels)]
-        self.kv = KvModel(limits)
+        self.kv = KvModel(limits, self._salt_of)
         self.now_ns = 1_000 * MILLISECOND
         self.command = Command.RUN
         self.last_command = Command.RUN
@@ -104,7 +104,7 @@ class World:
         record = worker.good_record(rng, long=True)
         raw = bytearray(record.tobytes())
         for _ in range(1 + b % 16):
-            raw[rng.randrange(108)] = rng.choice([0, 1, 255, rng.randrange(256)])
+            raw[rng.randrange(120)] = rng.choice([0, 1, 255, rng.randrange(256)])
         worker.submit(np.frombuffer(bytes(raw), record.dtype)[0])
 
     def do_submit_torn(self, worker: Worker, a: int, b: int) -> None:
@@ -178,7 +178,7 @@ class World:
             worker.after_step()
         self.started, self.last_command = True, self.command
         self.was_live = [worker.out("live") == 1 for worker in self.workers]
-        self.sampled = [self._sample(rng, faults) for _ in range(len(plan.rows))]
+        self.sampled = [self._sample(rng, faults, row.sequence.tokens) for row in self.twin.plan.rows]
         self.logprobs = [self._find_logprobs(rng, plan, row) for row in range(len(plan.rows))]
         owners = {int(work["slot"]): (int(work["channel"]), int(work["position"])) for work in plan.works}
         self.sampling = [(owners[int(row["slot"])], bool(row["flags"] & RowFlag.KNOWN)) for row in plan.rows]
@@ -205,10 +205,17 @@ class World:
         now[ignored] = then[ignored]
         return now.tobytes() == before
 
-    def _sample(self, rng: Random, faults: bool) -> int:
+    def _sample(self, rng: Random, faults: bool, before: list[int]) -> int:
+        """Often what makes of a common prompt a longer one, so that answers come back as prompts."""
         if faults and rng.random() < 0.01:
             return rng.choice([-1, self.limits.vocab_size, 2**31 - 1, -(2**31)])
+        if rng.random() < 0.8 and (token := next_in_text(before, self.limits)) is not None:
+            return token
         return rng.randrange(self.limits.vocab_size)
+
+    def _salt_of(self, owner: Owner) -> int:
+        (salt,) = [each.salt for each in self.twin.holding if (each.channel, each.position) == owner]
+        return salt
 
     def _find_logprobs(self, rng: Random, plan: host.Plan, row: int) -> list[Logprob]:
         """Anything at all: the scheduler only passes it on."""
@@ -234,11 +241,10 @@ class World:
         assert plan.tokens <= limits.token_budget
         assert len(plan.works) <= limits.max_running
         assert plan.tokens == 0 or plan.header["bucket"] == min(size for size in limits.buckets if size >= plan.tokens)
+        self.kv.keep_only({(each.channel, each.position) for each in self.twin.holding})
         self.kv.run(plan)
-        alive = {(each.channel, each.position) for each in self.twin.arrived if each.stage is Stage.RUNNING}
-        self.kv.keep_only(alive)
-        held = sum(-(-int(work["context_tokens"]) // limits.block_tokens) for work in plan.works)
-        assert held <= self.outbound.telemetry("blocks_used") <= limits.blocks - 1
+        held = {block for row in self.kv.rows.values() for block in row}
+        assert len(held) <= self.outbound.telemetry("blocks_used") <= limits.blocks - 1
         if self.outbound.telemetry("log_stalls") == 0:
             self._check_order(plan)
 
@@ -249,8 +255,9 @@ class World:
         waiting = [each.priority for each in self.twin.arrived if each.stage is Stage.WAITING]
         for work in plan.works[int(plan.header["decode_works"]) :]:
             channel, position = int(work["channel"]), int(work["position"])
-            if work["context_tokens"] == work["query_tokens"]:
-                priority = running[channel, position].priority
+            sequence = running[channel, position]
+            if work["context_tokens"] - work["query_tokens"] == sequence.found * self.limits.block_tokens:
+                priority = sequence.priority
                 assert position > self.first_seen.get((channel, priority), -1), "not first come, first served"
                 self.first_seen[channel, priority] = position
                 new = (channel, position) not in self.ran_before

@@ -80,9 +80,9 @@ def test_two_word_records(first: int, second: int) -> None:
         assert np.frombuffer(raw, kind)[0].item() == (first, second)
 
 
-@given(st.lists(U64, min_size=17, max_size=17))
+@given(st.lists(U64, min_size=20, max_size=20))
 def test_telemetry(values: list[int]) -> None:
-    raw = struct.pack("<17Q120x", *values)
+    raw = struct.pack("<20Q96x", *values)
     record = np.frombuffer(raw, arena.Telemetry)[0]
     assert [int(record[name]) for name in arena.TELEMETRY_OFFSETS if name != "pad0"] == values
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from gpu_runtime.scheduler.host import SchedulerError
 BASE, INBOUND, OUTBOUND = 0x7F0000000000, 0x7E0000000000, 0x7D0000000000
 
 
+@cache  # each has a seed of its own
 def config():
     return scheduler_config(RuntimeConfig(kv_tokens=1600, max_running=4, max_sequences=10), ModelLimits(50, 64, (2,)))
 
@@ -23,7 +26,10 @@ def test_the_image_is_laid_out_for_its_device_addresses() -> None:
     assert made.addresses["block_table"] == BASE + sizes.image  # the first part that is zero
     history_bytes, table_bytes = 10 * 64 * 4, 10 * 4 * 4
     bias_bytes = bans_bytes = 10 * 1024 * 8
-    assert sizes.total == sizes.image + -(-table_bytes // 64) * 64 + bias_bytes + bans_bytes + history_bytes
+    blocks = 101 * (64 + 16 * 4)  # what is known of each, and its tokens
+    cache_bytes = blocks + 2 * 256 * 4 + 2 * 256 * 4 + 10 * 32 + 10 * 4 * 8 + 64
+    slots_bytes = bias_bytes + bans_bytes + history_bytes
+    assert sizes.total == sizes.image + -(-table_bytes // 64) * 64 + cache_bytes + slots_bytes
     assert BASE <= made.addresses["header"] < made.addresses["works"] < made.addresses["sampled"]
     assert sorted(made.addresses.values())[-1] < BASE + sizes.total
 

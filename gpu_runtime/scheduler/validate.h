@@ -29,9 +29,7 @@ BLINK_FN bool stops_are_sane(const arena::SubmitRecord& record, uint32_t vocab_s
   return true;
 }
 
-BLINK_FN bool flags_are_sane(const arena::SubmitRecord& record) {
-  return (record.flags & ~arena::kSubmitFlagAll) == 0;
-}
+BLINK_FN bool flags_are_sane(const arena::SubmitRecord& record) { return (record.flags & ~arena::kSubmitFlagAll) == 0; }
 
 // KV positions that the sequence can come to need: its last token is never computed.
 BLINK_FN uint64_t positions_needed(uint64_t prompt_tokens, uint64_t max_tokens) {

@@ -247,8 +247,6 @@ class Worker:
         offset, prompt = int(record["prompt_offset"]), int(record["prompt_tokens"])
         if fault == 0:
             record["flags"] = rng.choice([8, 15, 2**31, far])
-        elif fault == 1:
-            record["flags"] = int(record["flags"]) | 1 << rng.randint(3, 31)
         elif fault == 2:
             record["prompt_tokens"] = rng.choice([0, limits.heap_tokens - offset + 1, far, (far - offset + 1) & far])
         elif fault == 3:
@@ -275,7 +273,7 @@ class Worker:
             record["flags"] = rng.choice([int(record["flags"]), arena.SubmitFlag.PROMPT_LOGPROBS])
         elif fault == 10:
             self._spoil_bias(record, rng)
-        elif fault == 11:
+        elif fault in (1, 11):
             self._spoil_bans(record, rng)
         else:
             where = offset + rng.randrange(max(1, min(prompt, limits.heap_tokens)))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blink_proto.rdma.binding import AUTO
+from blink_proto.rdma.binding import AUTO, BINDINGS
 from dpu_service.transport.base import Connector, TransportError
 
 TRANSPORTS = ("shm", "verbs", "doca")
 WITHOUT_OFFER = ("shm",)
 """Transports for which the runtime needs to know nothing of the front end: their sessions outlive a worker."""
-_PREFERRED = ("ibverbs", "pyverbs")
-"""ibverbs takes less time for each write and read, and lets other threads run meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class RdmaChoice:
     @property
     def bindings(self) -> tuple[str, ...]:
         """Those to be tried, in this order."""
-        return _PREFERRED if self.binding == AUTO else (self.binding,)
+        return BINDINGS if self.binding == AUTO else (self.binding,)
 
 
 def make_connector(transport: str, rdma: RdmaChoice) -> Connector:

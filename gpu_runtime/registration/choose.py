@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blink_proto.rdma.binding import AUTO
+from blink_proto.rdma.binding import AUTO, BINDINGS
 from gpu_runtime.registration.base import Registrar, RegistrationError
 from gpu_runtime.registration.memory import ArenaMemory
 from gpu_runtime.registration.shm import ShmRegistrar
 from gpu_runtime.shared_arena import SharedArena
 
 TRANSPORTS = ("shm", "verbs", "doca")
-_PREFERRED = ("pyverbs", "ibverbs")
-"""pyverbs has memory windows, and this program moves no data."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class RdmaChoice:
     @property
     def bindings(self) -> tuple[str, ...]:
         """Those to be tried, in this order."""
-        return _PREFERRED if self.binding == AUTO else (self.binding,)
+        return BINDINGS if self.binding == AUTO else (self.binding,)
 
 
 def make_registrar(transport: str, shared: SharedArena, memory: ArenaMemory, rdma: RdmaChoice) -> Registrar:

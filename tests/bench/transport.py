@@ -1,7 +1,8 @@
 """What a transport gives one worker: `python -m tests.bench.transport [--transport shm] [--seconds 3]`.
 
 The channel's protocol as the front end runs it, against the real scheduler in a process of its own with a model that
-takes no time. Both want a core. `--transport verbs --address 10.9.0.1` goes through an RDMA device of this machine.
+takes no time. Both want a core. `--transport verbs --address 10.9.0.1` goes through an RDMA device of this machine,
+with `--binding` by one package and not the other.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 
 from blink_proto import arena
 from blink_proto.arena import Finish
+from blink_proto.rdma.binding import AUTO, BINDING_CHOICES
 from dpu_service.channel.client import ChannelClient, SharedPrompt
 from dpu_service.channel.geometry import Geometry
 from dpu_service.channel.rings import Sampling
@@ -66,14 +68,14 @@ class Bench:
         return stamps
 
 
-def begin(transport: str, address: str) -> Bench:
+def begin(transport: str, rdma: RdmaChoice) -> Bench:
     """Starts the device and takes the lease."""
     command = [sys.executable, "-m", "tests.bench.transport_device"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
-    connector = make_connector(transport, RdmaChoice("", address))
-    process.stdin.write(f"{transport} {address}\n{connector.offer.hex()}\n")
+    connector = make_connector(transport, rdma)
+    process.stdin.write(f"{transport} {rdma.address} {rdma.binding}\n{connector.offer.hex()}\n")
     process.stdin.flush()
     session = json.loads(process.stdout.readline())
     sizes = arena.Sizes(**session["sizes"])
@@ -106,9 +108,9 @@ def geometry(sizes: arena.Sizes) -> Geometry:
     )
 
 
-def submissions_per_second(transport: str, address: str, seconds: float) -> tuple[float, float]:
+def submissions_per_second(transport: str, rdma: RdmaChoice, seconds: float) -> tuple[float, float]:
     """One-token sequences in a closed loop, as many at a time as the ring holds; and µs of CPU for each."""
-    bench = begin(transport, address)
+    bench = begin(transport, rdma)
     sampling, done = Sampling(max_tokens=1), 0
     begun, cpu = time.monotonic(), time.process_time()
     while (now := time.monotonic()) - begun < seconds:
@@ -120,9 +122,9 @@ def submissions_per_second(transport: str, address: str, seconds: float) -> tupl
     return done / (now - begun), spent * 1e6 / max(done, 1)
 
 
-def records_per_second(transport: str, address: str, seconds: float) -> tuple[float, float]:
+def records_per_second(transport: str, rdma: RdmaChoice, seconds: float) -> tuple[float, float]:
     """Token records of endless sequences, as fast as they can be taken; and µs of CPU for each."""
-    bench = begin(transport, address)
+    bench = begin(transport, rdma)
     for _ in range(STREAMS):
         bench.client.submit(SharedPrompt(PROMPT, 1), Sampling(max_tokens=WINDOW - len(PROMPT)))
     end = time.monotonic() + PATIENCE
@@ -136,9 +138,9 @@ def records_per_second(transport: str, address: str, seconds: float) -> tuple[fl
     return records / (now - begun), spent * 1e6 / max(records, 1)
 
 
-def pickup(transport: str, address: str) -> tuple[np.ndarray, np.ndarray]:
+def pickup(transport: str, rdma: RdmaChoice) -> tuple[np.ndarray, np.ndarray]:
     """µs from the call of `submit`, and from its return, until the idle scheduler has taken the submission."""
-    bench = begin(transport, address)
+    bench = begin(transport, rdma)
     called, returned = [], []
     for _ in range(PROBES):
         called.append(time.monotonic_ns())
@@ -153,9 +155,9 @@ def pickup(transport: str, address: str) -> tuple[np.ndarray, np.ndarray]:
     return (taken - np.array(called)) / 1e3, (taken - np.array(returned)) / 1e3
 
 
-def idle_share(transport: str, address: str, seconds: float) -> float:
+def idle_share(transport: str, rdma: RdmaChoice, seconds: float) -> float:
     """Share of a core that a worker's pump takes with a live lease and nothing to do."""
-    bench = begin(transport, address)
+    bench = begin(transport, rdma)
 
     async def idle() -> float:
         pump = Pump(bench.client, queue_depth=256, device_timeout=60)
@@ -177,11 +179,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--transport", choices=TRANSPORTS, default="shm")
     parser.add_argument("--address", default="10.9.0.1", help="of the RDMA device")
+    parser.add_argument("--binding", choices=BINDING_CHOICES, default=AUTO, help="package for --transport verbs")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--note", default="", help="words for the table's head, about the machine")
     arguments = parser.parse_args()
-    way = (arguments.transport, arguments.address)
-    print(f"{arguments.transport}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} {arguments.note}\n")
+    way = (arguments.transport, RdmaChoice("", arguments.address, arguments.binding))
+    print(
+        f"{arguments.transport} {arguments.binding}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} "
+        f"{arguments.note}\n"
+    )
     print("| one worker | |\n|---|---|")
     rate, cost = submissions_per_second(*way, arguments.seconds)
     print(f"| submissions/s, each of one token, to its end | {rate:,.0f} ({cost:.1f} µs of CPU each) |", flush=True)

@@ -1,7 +1,8 @@
 """The other end of `tests.bench.transport`, a process of its own: the real scheduler, and a model that takes no time.
 
-Standard input brings the transport's name and the RDMA address, then the front end's offer; standard output answers
-with the session. It then runs until standard input ends, and writes when it took each submission (CLOCK_MONOTONIC, ns).
+Standard input brings the transport's name, the RDMA address and the binding, then the front end's offer; standard
+output answers with the session. It then runs until standard input ends, and writes when it took each submission
+(CLOCK_MONOTONIC, ns).
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ def run(scheduler: HostScheduler, shared: SharedArena, over: threading.Event) ->
 def main() -> None:
     """See the module."""
     sleep_exactly()
-    name, address = sys.stdin.readline().split()
+    name, address, binding = sys.stdin.readline().split()
     limits = ArenaLimits(nonce=1, epoch=1, vocab_size=VOCABULARY, max_model_tokens=WINDOW, max_sequence_tokens=WINDOW)
     shared = SharedArena.create(CONFIG.arena_sizes(), limits)
     try:
-        registrar = make_registrar(name, shared, HostMemory(shared), RdmaChoice("", address))
+        registrar = make_registrar(name, shared, HostMemory(shared), RdmaChoice("", address, binding))
         registration = registrar.register(bytes.fromhex(sys.stdin.readline()), (0,))
         session = {"answer": registration.answer.hex(), "sizes": asdict(shared.sizes)}
         sys.stdout.write(json.dumps(session) + "\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import time
 from base64 import b64encode
 from collections.abc import Iterator
@@ -85,7 +87,12 @@ def test_nothing_secret_is_in_logs_and_metrics(doca_server: Serving):
     said = doca_server.log.read_text()
     assert "session opened" in said
     assert "Traceback" not in said
-    said += httpx.get(f"{doca_server.http}/metrics").text
+    for path in ("/metrics", "/health", "/ready", "/version", "/v1/models"):
+        said += httpx.get(f"{doca_server.http}{path}").text
+    command = [sys.executable, "-m", "blink_deploy.ctl", "--runtime", doca_server.control]
+    for what in (["status"], ["sessions"], ["-o", "json", "sessions"], ["-o", "json", "status"]):
+        said += subprocess.run([*command, *what], capture_output=True, text=True, check=True).stdout
+    assert "doca" in said
     for secret in (b"SHIMMEM\0/doca-shim-", b"SHIMCON\0/doca-shim-"):
         encoded = (secret.decode(), b64encode(secret)[:20].decode(), secret.hex(), repr(secret)[2:-1])
         assert not [form for form in encoded if form in said]

@@ -45,7 +45,7 @@ class Kind:
     registrar: Callable[[ReplayDevice], Registrar]
     why_not: Callable[[], str]
     guards: bool
-    refusal: str = ""
+    refusal: str = "."
     """What errors say when the other end refuses an access."""
     apart: bool = True
     """Both ends may be processes of their own."""

@@ -88,7 +88,8 @@ def _run(runtimes: list[Runtime], dpu: list[str], urls: tuple[str, str], grace: 
             control = runtimes[0].control
             with ControlClient(Dial(control)) as client:
                 served = client.list_models()[0].name
-            print(usage_text(served, *urls, control, guarded="--api-keys" in dpu), flush=True)
+            others = [runtime.control for runtime in runtimes[1:]]
+            print(usage_text(served, *urls, control, others, guarded="--api-keys" in dpu), flush=True)
         ended = _wait_end(programs, signals)
     except StartError as error:
         console.print(f"[red]{error}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _TEXT = """\
 
 Blink serves {model} (Ctrl-C ends it)
@@ -17,12 +19,15 @@ Blink serves {model} (Ctrl-C ends it)
       model="{model}", messages=[{{"role": "user", "content": "What is the capital of France?"}}])
   print(answer.choices[0].message.content)
 
-  Administration: blinkctl --runtime {control} status
+  Administration: blinkctl --runtime {control} status{others}
 """
 
 
-def usage_text(model: str, https: str, http: str, control: str, *, guarded: bool = False) -> str:
-    """The text; `https` and `http` are base URLs, empty when that port is off; `guarded`: callers need a key."""
+def usage_text(
+    model: str, https: str, http: str, control: str, others: Sequence[str] = (), *, guarded: bool = False
+) -> str:
+    """The text; `https` and `http` are base URLs, empty when that port is off; `others`: control planes of further
+    runtimes; `guarded`: callers need a key."""
     return _TEXT.format(
         model=model,
         urls="   ".join(url for url in (https, http) if url),
@@ -30,6 +35,7 @@ def usage_text(model: str, https: str, http: str, control: str, *, guarded: bool
         url=https or http,
         plain=http or https,
         control=control,
+        others=f"   (further runtimes: {', '.join(others)})" if others else "",
         auth='-H "authorization: Bearer $KEY" ' if guarded else "",
         key="…" if guarded else "unused",
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from dpu_service.channel.geometry import Geometry
 from dpu_service.config import ModelInfo
-from dpu_service.routing.choice import Page, Reason, RoutingState, RuntimeState, forget, note_page, note_sent, rank
+from dpu_service.routing.choice import Page, Reason, RoutingState, RuntimeState, begin, note_page, note_sent, rank
+from dpu_service.routing.prefixes import RecentPrefixes
 from dpu_service.sequences.pump import Pump, Wanted
 from dpu_service.text.encoder import TextEncoder
 from dpu_service.transport.base import TransportError
@@ -51,12 +53,12 @@ class Runtimes:
     """See the module.
 
     Args:
-        count: runtimes, by their numbers from 0.
+        prefixes: what each runtime was sent, by their numbers from 0.
     """
 
-    def __init__(self, count: int) -> None:
-        self._servings: list[Serving | None] = [None] * count
-        self._routing = RoutingState([RuntimeState() for _ in range(count)])
+    def __init__(self, prefixes: list[RecentPrefixes]) -> None:
+        self._servings: list[Serving | None] = [None] * len(prefixes)
+        self._routing = RoutingState([RuntimeState(one) for one in prefixes])
         self._names: set[str] = set()
 
     def __len__(self) -> int:
@@ -66,7 +68,7 @@ class Runtimes:
         """A runtime has a new life."""
         self._servings[serving.runtime] = serving
         self._names.add(serving.model.name)
-        forget(self._routing, serving.runtime)
+        begin(self._routing, serving.runtime, _life(serving.geometry))
 
     def take(self, runtime: int) -> Serving | None:
         """Its life is over; gives back what it was."""
@@ -136,3 +138,8 @@ class Runtimes:
         if serving is None:
             return NO_MODEL
         return "" if serving.pump.ready else serving.pump.describe()
+
+
+def _life(geometry: Geometry) -> int:
+    """A number that is another one in each life of an arena, and tells nothing of its nonce, which is a secret."""
+    return int.from_bytes(blake2b(geometry.nonce.to_bytes(8, "little"), digest_size=8).digest(), "little") | 1

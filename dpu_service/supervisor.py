@@ -20,6 +20,7 @@ from prometheus_client import multiprocess
 from blink_proto.dial import Dial
 from dpu_service.config import WorkerConfig
 from dpu_service.identity import Identities
+from dpu_service.routing.prefixes import create as create_prefixes
 from dpu_service.runtime_link import RuntimeLink
 from dpu_service.tenants.file import KeysFile
 from dpu_service.tenants.page import CounterPage, create
@@ -184,7 +185,7 @@ class WorkerSlot:
             descriptors = [spec.descriptor for spec in self._start.listeners]
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "dpu_service.worker", str(theirs.fileno())),
-                pass_fds=[theirs.fileno(), self._start.counters, *descriptors],
+                pass_fds=[theirs.fileno(), self._start.counters, self._start.prefixes, *descriptors],
                 env=self._environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
@@ -265,7 +266,8 @@ class Supervisor:
         specs = [ListenerSpec(one.sock.fileno(), one.tls) for one in listening]
         counters = create(workers)
         self._counters = CounterPage(counters, workers)
-        starts = [Start(config, specs, i, workers, counters, len(runtimes)) for i in range(workers)]
+        prefixes = create_prefixes(len(runtimes))
+        starts = [Start(config, specs, i, workers, counters, len(runtimes), prefixes) for i in range(workers)]
         self._keys = keys
         name = front_end or f"{socket.gethostname()}:{listening[0].sock.getsockname()[1]}"
         identities = Identities()

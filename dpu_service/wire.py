@@ -37,6 +37,8 @@ class Start(msgspec.Struct, tag="start", frozen=True):
     """Descriptor of the counter page."""
     runtimes: int
     """They have numbers from 0."""
+    prefixes: int
+    """Descriptor of the page of prefixes."""
 
 
 class MakeOffer(msgspec.Struct, tag="make_offer", frozen=True):

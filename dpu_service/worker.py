@@ -16,6 +16,7 @@ import sys
 from blink_proto.secret import forbid_core_dumps
 from dpu_service import logs, metrics
 from dpu_service.api.app import App
+from dpu_service.routing.prefixes import PrefixPage
 from dpu_service.runtime_end import Bundles, RuntimeEnd, end_if_failed
 from dpu_service.runtimes import Runtimes
 from dpu_service.sequences.errors import DeviceUnavailableError, DrainTimeoutError
@@ -41,7 +42,9 @@ class Worker:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, start: Start) -> None:
         self._reader = reader
         self._writer = writer
-        self._service = Service(start.config, _gate(start), Runtimes(start.runtimes))
+        self._service = Service(
+            start.config, _gate(start), Runtimes(PrefixPage(start.prefixes, start.runtimes).runtimes)
+        )
         app = App(self._service)
         config = start.config
         tls = context_of(config) if config.tls_cert else None

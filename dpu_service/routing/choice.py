@@ -21,8 +21,6 @@ FULL_CACHE = 16
 BLOCKS_A_SEQUENCE = 4
 MOST_MARGIN = 16
 SUSPECT_SECONDS = 2.0
-REMEMBERED_BLOCKS = 65_536
-"""For each runtime: a million tokens, about what its KV cache holds; some 9 MB when full."""
 
 
 class Reason(Enum):
@@ -54,13 +52,13 @@ class Page:
 
 @dataclass
 class RuntimeState:
-    """What a worker knows of one runtime."""
+    """What a worker knows of one runtime; `prefixes` are known to all workers together."""
 
+    prefixes: RecentPrefixes
     page: Page = field(default_factory=lambda: Page(-1, 0, 0.0, 0))
     unseen: int = 0
     """Sequences of this worker that the page cannot know."""
     last_sent: int = 0
-    prefixes: RecentPrefixes = field(default_factory=lambda: RecentPrefixes(REMEMBERED_BLOCKS))
 
     @property
     def load(self) -> float:
@@ -102,9 +100,11 @@ def note_sent(state: RoutingState, runtime: int, sequences: int, prompts: Sequen
         one.prefixes.add(hashes)
 
 
-def forget(state: RoutingState, runtime: int) -> None:
-    """A runtime has begun anew: nothing of what was known of it holds."""
-    state.runtimes[runtime] = RuntimeState(last_sent=state.runtimes[runtime].last_sent)
+def begin(state: RoutingState, runtime: int, life: int) -> None:
+    """There is a new session with a runtime: nothing of what was known from another of its lives holds."""
+    before = state.runtimes[runtime]
+    before.prefixes.begin(life)
+    state.runtimes[runtime] = RuntimeState(before.prefixes, last_sent=before.last_sent)
 
 
 def rank(state: RoutingState, candidates: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[tuple[int, Reason]]:

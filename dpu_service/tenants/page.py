@@ -8,9 +8,9 @@ moment by as many requests as there are workers, less one.
 from __future__ import annotations
 
 import mmap
-import os
-import tempfile
 from enum import IntEnum
+
+from dpu_service.shared import new_memory
 
 SLOTS = 1024
 WORD_BYTES = 8
@@ -77,11 +77,5 @@ def page_bytes(workers: int) -> int:
 
 
 def create(workers: int) -> int:
-    """A descriptor of new memory, all zero, that children may inherit."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("blink-tenants")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, page_bytes(workers))
-    return descriptor
+    """A descriptor of new memory for it."""
+    return new_memory("blink-tenants", page_bytes(workers))

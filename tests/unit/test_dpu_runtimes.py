@@ -166,6 +166,21 @@ def test_distinct_prompts_are_spread_and_shared_beginnings_are_not(both: tuple[F
     assert after - before == 16
 
 
+def test_conversations_stay_where_they_are_whichever_worker_takes_them() -> None:
+    with pair("--workers", "2") as (front, second):
+        eventually(lambda: [one.device.channels[1].live for one in (front, second)] == [True, True])
+        says(front.device, "first")
+        says(second.device, "second")
+        homes: dict[int, set[str]] = {}
+        for turn in range(8):
+            for number in range(4):
+                prompt = [100 + number] * (48 + 16 * turn)
+                homes.setdefault(number, set()).add(text_of(complete(front, prompt=prompt, max_tokens=50)))
+        assert all(len(one) == 1 for one in homes.values())
+        assert {one.channel for one in front.device.submissions} == {0, 1}, "connections are new and go to both workers"
+        assert {one.channel for one in second.device.submissions} == {0, 1}
+
+
 def test_the_sequences_of_a_request_stay_together(both: tuple[FrontEnd, Second]) -> None:
     front, second = both
     assert len(complete(front, n=5, best_of=5).json()["choices"]) == 5

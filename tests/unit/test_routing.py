@@ -9,8 +9,8 @@ from hashlib import blake2b
 
 import pytest
 
-from dpu_service.routing.choice import Page, Reason, RoutingState, RuntimeState, forget, note_page, note_sent, rank
-from dpu_service.routing.prefixes import MOST_BLOCKS, RecentPrefixes, prefix_hashes, request_hashes
+from dpu_service.routing.choice import Page, Reason, RoutingState, RuntimeState, begin, note_page, note_sent, rank
+from dpu_service.routing.prefixes import MOST_BLOCKS, PrefixPage, RecentPrefixes, create, prefix_hashes, request_hashes
 
 BLOCK = 16
 
@@ -58,6 +58,7 @@ def test_random_histories_against_the_naive_rule(seed: int) -> None:
     count = chance.randint(1, 5)
     state, naive = fresh(count), [Naive() for _ in range(count)]
     stems = [[chance.randrange(9) for _ in range(chance.randint(0, 300))] for _ in range(6)]
+    numbers: dict[tuple[int, ...], int] = {}
     for request in range(1, 400):
         candidates = chance.sample(range(count), chance.randint(1, count))
         for one in candidates:
@@ -65,10 +66,10 @@ def test_random_histories_against_the_naive_rule(seed: int) -> None:
                 see_page(chance, state, naive, one)
         if chance.random() < 0.01:
             forgotten = chance.randrange(count)
-            forget(state, forgotten)
+            begin(state, forgotten, life=request)
             naive[forgotten] = Naive(last=naive[forgotten].last)
         prompt = chance.choice(stems)[: chance.randint(1, 300)] + [chance.randrange(9) for _ in range(5)]
-        prompts = request_hashes([prompt], b"tenant")
+        prompts = [numbered(prompt, numbers)]
         order = rank(state, candidates, prompts)
         assert sorted(one for one, _ in order) == sorted(candidates), "never one that may not be chosen"
         assert order[0][0] == naive_choice(naive, candidates, prompt)
@@ -78,6 +79,12 @@ def test_random_histories_against_the_naive_rule(seed: int) -> None:
         sent_to.since_page.append(sequences)
         sent_to.last = request
         sent_to.remember(prompt)
+
+
+def numbered(prompt: list[int], numbers: dict[tuple[int, ...], int]) -> list[int]:
+    """Instead of hashes: each beginning has the next free number, so that none has another one's place."""
+    beginnings = [tuple(prompt[:end]) for end in range(BLOCK, len(prompt) + 1, BLOCK)]
+    return [numbers.setdefault(one, 1 + len(numbers)) for one in beginnings]
 
 
 def see_page(chance: random.Random, state: RoutingState, naive: list[Naive], one: int) -> None:
@@ -94,7 +101,7 @@ def see_page(chance: random.Random, state: RoutingState, naive: list[Naive], one
 
 
 def fresh(count: int) -> RoutingState:
-    return RoutingState([RuntimeState() for _ in range(count)])
+    return RoutingState([RuntimeState(RecentPrefixes.alone()) for _ in range(count)])
 
 
 @dataclass
@@ -171,7 +178,7 @@ def test_a_prefix_that_all_share_overflows_to_the_others() -> None:
                                                          (400, 16, True), (400, 17, False)])  # fmt: skip
 def test_what_a_known_prefix_is_worth(blocks: int, apart: int, sticks: bool) -> None:
     state = fresh(2)
-    prompts = [list(range(blocks))]
+    prompts = [list(range(1, 1 + blocks))]
     note_sent(state, 1, 1, prompts)
     note_page(state, 0, Page(0, 3, 0.0, 0))
     note_page(state, 1, Page(0, 3 + apart, 0.0, 0))
@@ -181,7 +188,7 @@ def test_what_a_known_prefix_is_worth(blocks: int, apart: int, sticks: bool) -> 
 
 def test_a_silent_runtime_comes_last_whatever_it_knows() -> None:
     state = fresh(2)
-    prompts = [list(range(50))]
+    prompts = [list(range(1, 51))]
     note_sent(state, 1, 1, prompts)
     note_page(state, 0, Page(0, 9, 0.9, 0))
     note_page(state, 1, Page(0, 0, 0.0, 0, silent=2.5))
@@ -192,9 +199,9 @@ def test_a_silent_runtime_comes_last_whatever_it_knows() -> None:
 
 def test_a_runtime_that_began_anew_knows_nothing() -> None:
     state = fresh(2)
-    prompts = [list(range(50))]
+    prompts = [list(range(1, 51))]
     note_sent(state, 1, 1, prompts)
-    forget(state, 1)
+    begin(state, 1, life=7)
     assert rank(state, [0, 1], prompts)[0] == (0, Reason.LOAD)
 
 
@@ -217,16 +224,45 @@ def test_hashes_are_chained_by_tenant_and_bounded() -> None:
     assert many[:8] == [hashes] * 8
 
 
-def test_what_is_remembered_is_bounded_and_the_oldest_goes_first() -> None:
-    recent = RecentPrefixes(8)
+def test_what_is_remembered_is_bounded_and_the_old_is_overwritten() -> None:
+    recent = RecentPrefixes.alone(places=8)
     recent.add([1, 2, 3, 4])
-    recent.add([5, 6, 7, 8])
-    recent.add([1, 2, 9])
-    assert len(recent) == 8
-    assert recent.matching([1, 2, 9]) == 3
-    assert recent.matching([1, 2, 3, 4]) == 3, "of an old prompt the last blocks go first"
-    assert recent.matching([5, 6, 7, 8]) == 4
-    recent.add(list(range(100, 150)))
-    assert len(recent) == 8
-    assert recent.matching(list(range(100, 150))) == 8
-    assert recent.matching([1]) == 0
+    assert [recent.matching(one) for one in ([1, 2, 3, 4, 5, 6], [1, 2], [5, 6, 7], [])] == [4, 2, 0, 0]
+    recent.add([9, 10])  # have the places of 1 and 2
+    assert recent.matching([9, 10]) == 2
+    assert recent.matching([1, 2, 3, 4]) == 4, "a hash is of all before it"
+    assert recent.matching([1, 2]) == 0
+    recent.add(range(100, 150))
+    assert recent.matching([1, 2, 3, 4]) == recent.matching([9, 10]) == 0
+    assert recent.matching(range(142, 150)) == 8
+    for places in (0, 3, 12):
+        with pytest.raises(ValueError, match="power of two"):
+            RecentPrefixes.alone(places)
+
+
+def test_most_of_what_was_sent_lately_is_known() -> None:
+    """As long as a KV cache of a million tokens may keep it: 65,536 blocks of other prompts later."""
+    chance = random.Random(3)
+    recent = RecentPrefixes.alone()
+    sent = [[chance.getrandbits(64) for _ in range(64)] for _ in range(200)]
+    for prompt in sent:
+        recent.add(prompt)
+    recent.add([chance.getrandbits(64) for _ in range(65_536)])
+    known = [recent.matching(prompt) for prompt in sent]
+    assert min(known) > 48
+    assert sum(known) / len(known) > 62
+
+
+def test_workers_share_what_they_know_and_a_new_life_begins_once() -> None:
+    descriptor = create(3)
+    one, other = (PrefixPage(descriptor, 3).runtimes for _ in range(2))
+    for worker in (one, other):
+        worker[1].begin(5)
+    one[1].add([1, 2, 3])
+    assert [runtime.matching([1, 2, 3]) for runtime in other] == [0, 3, 0]
+    other[1].begin(5)  # a worker that was started later
+    assert one[1].matching([1, 2, 3]) == 3
+    one[2].add([4])
+    other[1].begin(6)
+    assert [runtime.matching([1, 2, 3]) for runtime in one] == [0, 0, 0]
+    assert other[2].matching([4]) == 1

@@ -39,7 +39,7 @@ class State(_message.Message):
     def __init__(self, phase: _Optional[_Union[Phase, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., detail: _Optional[str] = ..., life: _Optional[int] = ..., telemetry: _Optional[_Union[Telemetry, _Mapping]] = ...) -> None: ...
 
 class Telemetry(_message.Message):
-    __slots__ = ("steps", "running", "waiting", "blocks_total", "blocks_used", "prompt_tokens", "generated_tokens", "finished_stop", "finished_length", "finished_cancelled", "finished_error", "rejected", "step_tokens")
+    __slots__ = ("steps", "running", "waiting", "blocks_total", "blocks_used", "prompt_tokens", "generated_tokens", "finished_stop", "finished_length", "finished_cancelled", "finished_error", "rejected", "step_tokens", "prefix_queries", "prefix_hits", "blocks_cached")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,9 @@ class Telemetry(_message.Message):
     FINISHED_ERROR_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_CACHED_FIELD_NUMBER: _ClassVar[int]
     steps: int
     running: int
     waiting: int
@@ -66,7 +69,10 @@ class Telemetry(_message.Message):
     finished_error: int
     rejected: int
     step_tokens: int
-    def __init__(self, steps: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., finished_stop: _Optional[int] = ..., finished_length: _Optional[int] = ..., finished_cancelled: _Optional[int] = ..., finished_error: _Optional[int] = ..., rejected: _Optional[int] = ..., step_tokens: _Optional[int] = ...) -> None: ...
+    prefix_queries: int
+    prefix_hits: int
+    blocks_cached: int
+    def __init__(self, steps: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., finished_stop: _Optional[int] = ..., finished_length: _Optional[int] = ..., finished_cancelled: _Optional[int] = ..., finished_error: _Optional[int] = ..., rejected: _Optional[int] = ..., step_tokens: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., blocks_cached: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "architecture", "vocab_size", "max_model_tokens", "max_sequence_tokens", "eos_token_ids", "parameters", "loaded_unix_seconds", "dtype")

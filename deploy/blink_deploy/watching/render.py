@@ -23,7 +23,7 @@ def line(view: View) -> str:
     parts = [f"epoch {view.epoch}", view.phase, view.model, view.detail]
     if view.running is not None:
         parts += [f"out {rate(view, 'generated')}/s", f"in {rate(view, 'prompt')}/s", f"ended {rate(view, 'ended')}/s"]
-        parts += [f"running {view.running}", f"waiting {view.waiting}", f"kv {kv(view)}"]
+        parts += [f"running {view.running}", f"waiting {view.waiting}", f"kv {kv(view)}", f"cached {cached(view)}"]
     if view.queued is not None:
         parts += [f"queued {view.queued:.0f}", f"first token {latency(view.first_token)}"]
         parts += [f"per token {latency(view.per_token)}"]
@@ -41,6 +41,11 @@ def kv(view: View) -> str:
         return NOTHING
     used, all_ = view.blocks
     return f"{100 * used / all_:.1f} % ({used:,}/{all_:,})"
+
+
+def cached(view: View) -> str:
+    """Share of prompt tokens that were in the prefix cache."""
+    return NOTHING if view.rates is None or view.rates.cached is None else f"{100 * view.rates.cached:.1f} %"
 
 
 def latency(found: Latency) -> str:
@@ -78,6 +83,7 @@ def screen(view: View, generated: Sequence[float], seconds: float) -> Group:
     body.add_row("waiting on the device", _number(view.waiting))
     used, all_ = view.blocks or (0, 0)
     body.add_row("KV blocks", kv(view), bar(used / all_) if all_ else "")
+    body.add_row("prompts in the cache", cached(view), f"{view.kept:,} blocks kept" if view.kept else "")
     if view.queued is not None:
         body.add_row("queued in all", f"{view.queued:.0f}")
         body.add_row("first token P50/P99", latency(view.first_token), f"last {seconds:.0f} s")

@@ -20,12 +20,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class Rates:
-    """Per second."""
+    """Per second; `cached` is the share of prompt tokens that were in the prefix cache, None without any prompt."""
 
     generated: float
     prompt: float
     ended: float
     steps: float
+    cached: float | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class View:
     step_tokens: int | None = None
     blocks: tuple[int, int] | None = None
     """Used and in all."""
+    kept: int | None = None
+    """Blocks that only the prefix cache holds."""
     queued: float | None = None
     first_token: Latency = field(default_factory=Latency)
     per_token: Latency = field(default_factory=Latency)
@@ -57,7 +60,9 @@ def rates(earlier: Sample | None, later: Sample) -> Rates | None:
     counted = [now.generated_tokens - before.generated_tokens, now.prompt_tokens - before.prompt_tokens]
     counted += [sum(getattr(now, name) - getattr(before, name) for name in _ENDED), now.steps - before.steps]
     generated, prompt, ended, steps = (count / seconds for count in counted)
-    return Rates(generated, prompt, ended, steps) if min(counted) >= 0 else None
+    queries, hits = now.prefix_queries - before.prefix_queries, now.prefix_hits - before.prefix_hits
+    cached = hits / queries if queries > 0 else None
+    return Rates(generated, prompt, ended, steps, cached) if min(*counted, queries, hits) >= 0 else None
 
 
 def _same_life(one: control_pb2.State, other: control_pb2.State) -> bool:
@@ -83,4 +88,5 @@ def view_of(earlier: Sample | None, later: Sample) -> View:
         page.waiting,
         page.step_tokens,
         (page.blocks_used, page.blocks_total),
+        page.blocks_cached,
     )

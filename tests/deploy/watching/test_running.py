@@ -67,6 +67,8 @@ def test_rates_and_latencies_are_those_of_the_requests(served: Serving) -> None:
     assert counted[-1] - counted[0] == 2 * TOKENS
     assert said[0]["rates"] is None
     assert max(line["rates"]["generated"] for line in said[1:]) > 0
+    queried = [int(line["telemetry"]["prefix_queries"]) for line in said]
+    assert queried[-1] > queried[0], "the cache was asked for the prompts"
     ended = [int(line["telemetry"]["finished_length"]) for line in said]
     assert ended[-1] - ended[0] == 2
     last = said[-1]
@@ -88,7 +90,7 @@ def test_lines_without_a_terminal(served: Serving) -> None:
     for line in said:
         assert re.fullmatch(
             r"epoch 1  serving  tiny  out \S+/s  in \S+/s  ended \S+/s  running 0  waiting 0  kv 0.0 % \(0/\d+\)  "
-            r"metrics: .*Connection refused.*",
+            r"cached –  metrics: .*Connection refused.*",
             line,
         ), line
 

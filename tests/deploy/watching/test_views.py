@@ -36,15 +36,21 @@ def state(life: int = 7, phase: int = control_pb2.PHASE_SERVING, **counted: int)
     return made
 
 
-FIRST = state(generated_tokens=1000, prompt_tokens=300, finished_stop=4, finished_length=2, steps=50)
+FIRST = state(
+    generated_tokens=1000, prompt_tokens=300, finished_stop=4, finished_length=2, steps=50, prefix_queries=100,
+    prefix_hits=20,
+)  # fmt: skip
 SECOND = state(
     generated_tokens=1640, prompt_tokens=300, finished_stop=5, finished_length=2, finished_cancelled=3, steps=90,
-    running=3, waiting=1, blocks_used=12, blocks_total=96, step_tokens=4,
+    running=3, waiting=1, blocks_used=12, blocks_total=96, step_tokens=4, prefix_queries=180, prefix_hits=50,
 )  # fmt: skip
 
 
 def test_rates_are_differences_over_time() -> None:
-    assert rates(Sample(10.0, FIRST), Sample(12.0, SECOND)) == Rates(generated=320.0, prompt=0.0, ended=2.0, steps=20.0)
+    assert rates(Sample(10.0, FIRST), Sample(12.0, SECOND)) == Rates(
+        generated=320.0, prompt=0.0, ended=2.0, steps=20.0, cached=30 / 80
+    )
+    assert rates(Sample(12.0, SECOND), Sample(13.0, SECOND)) == Rates(0.0, 0.0, 0.0, 0.0, None)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +71,8 @@ def test_no_rates_without_two_looks_at_one_chain(earlier: Sample | None, later: 
 def test_a_line() -> None:
     view = view_of(Sample(10.0, FIRST), Sample(12.0, SECOND))
     assert line(view) == (
-        "epoch 2  serving  tiny  out 320.0/s  in 0.0/s  ended 2.0/s  running 3  waiting 1  kv 12.5 % (12/96)"
+        "epoch 2  serving  tiny  out 320.0/s  in 0.0/s  ended 2.0/s  running 3  waiting 1  kv 12.5 % (12/96)  "
+        "cached 37.5 %"
     )
     assert line(view_of(None, Sample(0.0, FIRST))).startswith("epoch 2  serving  tiny  out –/s  in –/s")
 
@@ -86,7 +93,7 @@ def test_a_line_with_latencies() -> None:
 
 def test_a_screen() -> None:
     view = View(
-        "serving", "tiny", 2, "", Rates(320.0, 0.0, 2.0, 20.0), 3, 1, 4, (12, 96), 5.0, Latency(0.1, 0.2),
+        "serving", "tiny", 2, "", Rates(320.0, 0.0, 2.0, 20.0, 0.25), 3, 1, 4, (12, 96), 7, 5.0, Latency(0.1, 0.2),
         Latency(0.004, 0.009), "",
     )  # fmt: skip
     output = io.StringIO()
@@ -102,6 +109,7 @@ def test_a_screen() -> None:
         ["running", "3"],
         ["waiting on the device", "1"],
         ["KV blocks", "12.5 % (12/96)", "███"],
+        ["prompts in the cache", "25.0 %", "7 blocks kept"],
         ["queued in all", "5"],
         ["first token P50/P99", "100.0/200.0 ms", "last 30 s"],
         ["per token P50/P99", "4.0/9.0 ms", "last 30 s"],

@@ -21,6 +21,7 @@ from gpu_runtime.cuda.errors import CudaError
 from gpu_runtime.model.config import ModelConfig
 from gpu_runtime.model.source import ModelFolder
 from gpu_runtime.model.tensors import TensorFiles
+from gpu_runtime.registration.base import RegistrationError
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -208,6 +209,29 @@ def test_the_device_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     require_device("cpu")
 
 
+def test_the_device_is_asked_about_rdma_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed (extra cuda)")
+    asked = []
+
+    def refuse(driver: object, device: object) -> None:
+        asked.append(device)
+        raise RegistrationError("its write ordering is 0")
+
+    for name in ("header_folder", "device_runtime_library"):
+        monkeypatch.setattr(device_check, name, lambda: Path())
+    monkeypatch.setattr(device_check, "_PACKAGES", {"json": "json"})
+    monkeypatch.setattr(device_check.metadata, "version", lambda name: "2.9.1+cu130")
+    monkeypatch.setattr(device_check, "first_device", lambda: Device("Example 100", 1 << 36, (9, 0)))
+    monkeypatch.setattr(device_check, "check_device", refuse)
+    monkeypatch.setattr(driver, "cuDeviceGet", lambda number: (0, f"device {number}"))
+    require_device("cuda")
+    require_device("cpu", rdma=True)
+    assert asked == []
+    with pytest.raises(ConfigError, match="--device cuda with RDMA: its write ordering is 0"):
+        require_device("cuda", rdma=True)
+    assert asked == ["device 0"]
+
+
 def run_runtime(*arguments: str) -> tuple[int, list[str]]:
     """Exit status and lines of `blink-gpu`."""
     command = [sys.executable, "-m", "gpu_runtime.main", "--listen", "127.0.0.1:0", *arguments]
@@ -220,7 +244,15 @@ def run_runtime(*arguments: str) -> tuple[int, list[str]]:
 
 
 @pytest.mark.skipif(has_device(), reason="there is a CUDA device")
-@pytest.mark.parametrize("more", [[], ["--model", "smollm2-135m-instruct"], ["--model", "nowhere"]])
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["--model", "smollm2-135m-instruct"],
+        ["--model", "nowhere"],
+        ["--transport", "verbs", "--rdma-address", "192.0.2.1"],
+    ],
+)
 def test_a_machine_without_a_device(more: list[str]) -> None:
     """Said at once, in one line, with or without a model to load."""
     status, lines = run_runtime("--device", "cuda", *more)

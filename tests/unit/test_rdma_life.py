@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from blink_proto import arena, control_pb2
+from blink_proto.rdma.binding import RdmaError
 from blink_proto.rdma.wire import Endpoint
 from gpu_runtime.chain import process
 from gpu_runtime.chain.process import ChainError
@@ -319,6 +320,19 @@ def test_a_chain_that_hands_nothing_over_is_not_begun(
     with pytest.raises(ChainError, match="handed no memory over"):
         play(adapter, tiny_folder, lambda site: asyncio.sleep(0))
     assert adapter.closed
+
+
+def test_without_an_adapter_no_chain_is_begun(
+    adapter: Adapter, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(*choice: object) -> Adapter:
+        raise RdmaError("this machine has no RDMA devices")
+
+    monkeypatch.setattr(verbs, "open_device", absent)
+    sockets = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(BadRequestError, match="no RDMA devices"):
+        play(adapter, tiny_folder, lambda site: asyncio.sleep(0))
+    assert len(os.listdir("/proc/self/fd")) == sockets
 
 
 def test_a_session_is_not_opened_into_a_life_that_ends(adapter: Adapter, tiny_folder: Path) -> None:

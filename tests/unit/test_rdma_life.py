@@ -64,15 +64,15 @@ def adapter(monkeypatch: pytest.MonkeyPatch, library: Path) -> Iterator[Adapter]
     assert descriptors() == [], "the control process has let the memory go"
 
 
-def descriptors() -> list[str]:
-    """What this process has open of the device's memory."""
+def descriptors(name: str = "standin-device") -> list[str]:
+    """What this process has open of that name; of the device's memory if none is said."""
     links = []
     for each in os.listdir("/proc/self/fd"):
         try:
             links.append(os.readlink(f"/proc/self/fd/{each}"))
         except OSError:
             continue  # the listing's own
-    return [link for link in links if "standin-device" in link]
+    return [link for link in links if name in link]
 
 
 def prepared(folder: Path, *transports: str) -> Prepared:
@@ -329,10 +329,10 @@ def test_without_an_adapter_no_chain_is_begun(
         raise RdmaError("this machine has no RDMA devices")
 
     monkeypatch.setattr(verbs, "open_device", absent)
-    sockets = len(os.listdir("/proc/self/fd"))
+    sockets = descriptors("socket:")
     with pytest.raises(BadRequestError, match="no RDMA devices"):
         play(adapter, tiny_folder, lambda site: asyncio.sleep(0))
-    assert len(os.listdir("/proc/self/fd")) == sockets
+    assert descriptors("socket:") == sockets
 
 
 def test_a_session_is_not_opened_into_a_life_that_ends(adapter: Adapter, tiny_folder: Path) -> None:

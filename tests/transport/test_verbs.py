@@ -4,7 +4,9 @@ that stops the threads of the process. Real ones: `tests/rdma`.
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import mmap
 import os
 import shutil
 import subprocess
@@ -23,7 +25,7 @@ from gpu_runtime.registration.base import RegistrationError
 from gpu_runtime.registration.choose import RdmaChoice
 from gpu_runtime.registration.memory import Part
 from gpu_runtime.registration.verbs import VerbsRegistrar
-from tests.transport.kinds import DeviceMemory, Kind
+from tests.transport.kinds import RDMA_ADDRESS, DeviceMemory, Kind
 from tests.transport.played import ADDRESS, PlayedDevice, PlayedRegion, PlayedWindow
 from tests.transport.site import PATIENCE, Site
 
@@ -160,6 +162,24 @@ def test_windows_go_with_a_connection_that_has_failed(played_site: Site) -> None
         pair.fail()
     entrance.registration.revoke()
     assert window.key not in PlayedDevice.openings
+
+
+def test_what_a_device_cannot_do_with_dma_bufs_is_said(kind: Kind, verbs_site: Site) -> None:
+    """Soft-RoCE knows none, whatever the descriptor is for; no key comes of it, and the domain goes on."""
+    binding = {"verbs": "ibverbs", "verbs-pyverbs": "pyverbs"}.get(kind.name)
+    if binding is None:
+        pytest.skip("played")
+    device = open_device("", RDMA_ADDRESS, (binding,))
+    domain, file = device.domain(), os.memfd_create("no-dma-buf")
+    os.ftruncate(file, 1 << 16)
+    with pytest.raises(RdmaError, match=r"(?i)not supported"):
+        domain.register_dmabuf(file, 0, 4096, 1 << 40, Access.REMOTE_READ)
+    os.close(file)
+    ordinary = mmap.mmap(-1, 4096)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(ordinary))
+    domain.register(at, 4096, Access.REMOTE_READ).close()
+    for part in (domain, device):
+        part.close()
 
 
 def longest_stop(failing: Callable[[], object]) -> tuple[float, float]:

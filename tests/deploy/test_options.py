@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import blink_deploy.main
 import dpu_service.main
 import gpu_runtime.main
 from gpu_runtime.config import make_config
-from tests.deploy.charts import ALL, DEPLOY, Case, Object, objects, pods, rendered
+from tests.deploy.charts import ALL, DEPLOY, Case, Object, arguments_of, objects, pods, rendered, run_helm
 
 EVERY = pytest.mark.parametrize("case", ALL.values(), ids=ALL)
 
@@ -72,6 +73,35 @@ def test_the_init_container_uses_options_that_exist() -> None:
     hf = Path(sys.executable).with_name("hf")
     said = subprocess.run([hf, "download", "--help"], capture_output=True, text=True, check=True).stdout
     assert all(word in said for word in rest if word.startswith("--"))
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if not name.startswith("blink-single")])
+def test_notes_tell_a_preflight_that_can_be_run(name: str) -> None:
+    case = ALL[name]
+    done = run_helm("4", "install", "acme", *arguments_of(case), "--dry-run=client", "--namespace", "serving")
+    (line,) = [line for line in done.stdout.splitlines() if " doctor " in line]
+    program, *words = shlex.split(line.partition(" -- ")[2])
+    context = COMMANDS[program].make_context(program, words)
+    _, command, rest = COMMANDS[program].resolve_command(
+        context, [*getattr(context, "_protected_args", []), *context.args]
+    )
+    told = command.make_context("doctor", rest, parent=context).params
+    (container,) = pods(rendered(case))[0]["spec"]["containers"]
+    wanted = parsed(*command_line(container))
+    by_interface = "blink_deploy.on_link" in container["command"]
+    assert told["role"] == case.chart.removeprefix("blink-")
+    assert told["transport"] == wanted["transport"]
+    address = re.sub(r"\$\(\w+\)", "192.0.2.9", told["rdma_address"])
+    assert address == ("" if by_interface else wanted["rdma_address"])
+    assert f"acme-{case.chart}" in line
+    if case.chart == "blink-dpu":
+        given = context.params
+        assert (given["ca"], given["cert"], given["key"]) == tuple(
+            wanted[f"runtime_{part}"] for part in ("ca", "cert", "key")
+        )
+        assert re.sub(r"\$\(\w+\)", "192.0.2.9", given["runtime"]) == wanted["runtime"][0]
+        assert given["insecure"] == wanted["runtime_insecure"]
+        assert given["server_name"] == wanted["runtime_server_name"]
 
 
 def unit_command() -> list[str]:

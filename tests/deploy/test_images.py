@@ -27,6 +27,11 @@ EXTRAS = {"dpu": ("dpu", "rdma"), "gpu": ("dpu", "gpu", "cuda", "rdma")}
 MARKERS = {"sys_platform": "linux", "platform_machine": "x86_64", "python_version": "3.12", "extra": ""}
 
 
+BUILDS = pytest.mark.skipif(
+    "BLINK_TEST_IMAGES" not in os.environ, reason="BLINK_TEST_IMAGES is not set: it downloads and builds for minutes"
+)
+
+
 def instructions(path: Path) -> list[str]:
     """Whole instructions, without comments."""
     lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
@@ -94,7 +99,7 @@ def test_the_user_is_the_charts(path: Path) -> None:
         assert "ternary 0 10001 $asRoot" in (DEPLOY / "charts" / chart).read_text()
 
 
-@pytest.mark.skipif("BLINK_TEST_IMAGES" not in os.environ, reason="BLINK_TEST_IMAGES is not set: it builds for minutes")
+@BUILDS
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("image", ["dpu", "gpu"])
 def test_images_can_be_built(image: str, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -103,6 +108,19 @@ def test_images_can_be_built(image: str, tmp_path_factory: pytest.TempPathFactor
     done = subprocess.run([IMAGES / "rehearse", image, folder], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.endswith(f"blink-{image}: built and looked at\n")
+
+
+@BUILDS
+def test_the_front_ends_packages_are_there_for_arm(tmp_path: Path) -> None:
+    """Wheels, with the hashes of the lock file: nothing but this project is compiled on the DPU's architecture."""
+    platforms = [f"--platform=manylinux{name}_aarch64" for name in ("_2_17", "2014", "_2_27", "_2_28")]
+    command = [sys.executable, "-m", "pip", "install", "-q", "--dry-run", "--ignore-installed", "--no-deps"]
+    command += [*platforms, "--python-version=3.12", "--only-binary=:all:", "--require-hashes"]
+    command += ["--target", str(tmp_path / "nothing"), "-r", str(IMAGES / "dpu.lock"), "--report", "-"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = {canonicalize_name(one["metadata"]["name"]) for one in json.loads(done.stdout)["install"]}
+    assert found == set(locked("dpu"))
 
 
 def locked(name: str) -> dict[str, str]:

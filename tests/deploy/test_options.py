@@ -100,6 +100,7 @@ def test_notes_tell_a_preflight_that_can_be_run(name: str) -> None:
             wanted[f"runtime_{part}"] for part in ("ca", "cert", "key")
         )
         assert re.sub(r"\$\(\w+\)", "192.0.2.9", given["runtime"]) == wanted["runtime"][0]
+        assert told["https_cert"] == wanted["tls_cert"]
         assert given["insecure"] == wanted["runtime_insecure"]
         assert given["server_name"] == wanted["runtime_server_name"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from blink_deploy.doctor import control, gpu, limits, machine, pci, rdma
+from blink_deploy.doctor import certificates, control, gpu, limits, machine, pci, rdma
 from blink_deploy.doctor.errors import UnknownError
 from blink_deploy.doctor.probe import Probe
 from blink_deploy.doctor.report import Finding, Result, skip
@@ -24,6 +24,7 @@ class Check:
 _GPU = frozenset({Part.GPU})
 _WITH_GPU = frozenset({Part.GPU, Part.SINGLE})
 _LINK = frozenset({Part.GPU, Part.DPU})
+_FRONT = frozenset({Part.DPU, Part.SINGLE})
 _ALL = frozenset(Part)
 
 CHECKS: Sequence[Check] = (
@@ -55,7 +56,8 @@ CHECKS: Sequence[Check] = (
     Check("processors", _ALL, machine.processors),
     Check("page-size", _ALL, machine.page_size),
     Check("kernel", _ALL, machine.kernel),
-    Check("certificates", _ALL, control.certificates),
+    Check("certificates", _ALL, certificates.own_pair),
+    Check("https-certificate", _FRONT, certificates.shown_to_clients),
     Check("control-plane", _ALL, control.reachable),
     Check("arena", _ALL, control.same_arena),
 )

@@ -31,6 +31,7 @@ def doctor(
     doca_libraries: Annotated[
         str | None, typer.Option(help="Folder of DOCA's libraries; default: where the transport looks.")
     ] = None,
+    https_cert: Annotated[str, typer.Option(help="PEM file that clients are shown, as blink-dpu's --tls-cert.")] = "",
     strict: Annotated[bool, typer.Option("--strict", help="Status 1 for warnings too.")] = False,
 ) -> None:
     """Checks this machine: GPU, RDMA, limits, clock, certificates, control plane; says what to do. Changes nothing.
@@ -46,7 +47,7 @@ def doctor(
     except ValueError as error:
         say_error(str(error))
         raise typer.Exit(USAGE) from error
-    site = Site(part, chosen, context.obj.dial, rdma_address, rdma_device, doca_libraries)
+    site = Site(part, chosen, context.obj.dial, rdma_address, rdma_device, doca_libraries, https_cert)
     findings = examine(probe, site)
     show(context.obj.output, as_json(site, findings), lambda: as_table(site, findings))
     if not is_fit(findings, strict=strict):

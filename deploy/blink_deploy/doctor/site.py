@@ -34,6 +34,7 @@ class Site:
     address: of the private link's end on this machine, as in `--rdma-address`; empty: not told.
     device: RDMA device, as in `--rdma-device`; empty: the one with the address.
     doca_libraries: folder of DOCA's libraries; None: where the transport looks.
+    https_cert: PEM file that clients are shown, as in `--tls-cert`; empty: not told.
     """
 
     part: Part
@@ -42,6 +43,7 @@ class Site:
     address: str = ""
     device: str = ""
     doca_libraries: str | None = None
+    https_cert: str = ""
 
 
 def guess_part(probe: Probe) -> Part:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from blink_deploy.doctor import control
+from blink_deploy.doctor import certificates, control
 from blink_deploy.doctor.report import Finding, Result
 from blink_deploy.doctor.site import Part, Site, Transport
 from blink_proto import arena, control_pb2
@@ -81,7 +81,7 @@ def issue(folder: Path, begins: int, ends: int, role: str = "front-end") -> Path
     ],
 )
 def test_certificates(runtime: SecureRuntime, begins: int, ends: int, role: str, result: Result, words: str) -> None:
-    found = look(control.certificates, dial(runtime.address, issue(runtime.certificates, begins, ends, role)))
+    found = look(certificates.own_pair, dial(runtime.address, issue(runtime.certificates, begins, ends, role)))
     assert found.result is result
     assert words in found.seen
 
@@ -90,11 +90,11 @@ def test_certificates_that_do_not_belong_together(runtime: SecureRuntime, tmp_pa
     other = make_certificates(tmp_path / "other")
     own = runtime.certificates
     mixed = Dial(runtime.address, str(other / "ca.pem"), str(own / "reader.pem"), str(own / "reader-key.pem"))
-    assert "not signed by the authority" in look(control.certificates, mixed).seen
+    assert "not signed by the authority" in look(certificates.own_pair, mixed).seen
     swapped = Dial(runtime.address, str(own / "ca.pem"), str(own / "reader.pem"), str(own / "front-end-key.pem"))
-    assert look(control.certificates, swapped).result is FAIL
-    assert look(control.certificates, dial(runtime.address, tmp_path / "absent")).result is FAIL
-    assert look(control.certificates, Dial(runtime.address)).result is SKIPPED
+    assert look(certificates.own_pair, swapped).result is FAIL
+    assert look(certificates.own_pair, dial(runtime.address, tmp_path / "absent")).result is FAIL
+    assert look(certificates.own_pair, Dial(runtime.address)).result is SKIPPED
 
 
 def test_a_chain_is_followed_to_the_authority(runtime: SecureRuntime, tmp_path: Path) -> None:
@@ -103,9 +103,34 @@ def test_a_chain_is_followed_to_the_authority(runtime: SecureRuntime, tmp_path: 
     chain = tmp_path / "chain.pem"
     chain.write_bytes((own / "reader.pem").read_bytes() + (own / "ca.pem").read_bytes())
     named = Dial(runtime.address, str(own / "ca.pem"), str(chain), str(own / "reader-key.pem"))
-    assert "signed by the authority; role reader" in look(control.certificates, named).seen
+    assert "signed by the authority; role reader" in look(certificates.own_pair, named).seen
     chain.write_bytes((own / "reader.pem").read_bytes() + (own / "server.pem").read_bytes())
-    assert look(control.certificates, named).result is FAIL
+    assert look(certificates.own_pair, named).result is FAIL
+
+
+def https(file: Path | str) -> Finding:
+    site = Site(Part.DPU, Transport.SHM, Dial("localhost:1"), https_cert=str(file))
+    return certificates.shown_to_clients(healthy(Path("/nonexistent")), site)
+
+
+def test_what_clients_are_shown(runtime: SecureRuntime, tmp_path: Path) -> None:
+    own = runtime.certificates
+    server, ca = (own / "server.pem").read_bytes(), (own / "ca.pem").read_bytes()
+    found = https(own / "server.pem")
+    assert found.result is OK
+    assert "1 in the file; for " in found.seen
+    assert "localhost" in found.seen
+    chain = tmp_path / "chain.pem"
+    for content, result, words in ((server + ca, OK, "2 in the file"), (ca + server, FAIL, "do not follow each other")):
+        chain.write_bytes(content)
+        found = https(chain)
+        assert found.result is result
+        assert words in found.seen
+    assert "no names" in https(issue(own, -3, 70) / "front-end.pem").seen
+    assert "expired" in https(issue(own, -9, -2) / "front-end.pem").seen
+    assert https(own / "reader-key.pem").result is FAIL
+    assert https(tmp_path / "absent.pem").seen.endswith("No such file or directory")
+    assert https("").result is SKIPPED
 
 
 def test_a_runtime_is_reached(runtime: SecureRuntime) -> None:

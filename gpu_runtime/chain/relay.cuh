@@ -164,8 +164,24 @@ constexpr uint64_t kLongestTrustNs = 50'000'000;
 __device__ inline bool take_direct(layout::ChainBoard& board) {
   const uint64_t direct = load_relaxed(&board.direct);
   const bool changed = direct != board.direct_seen;
+  board.direct_ended = board.direct_seen & ~direct;
   board.direct_seen = direct;
   return changed;
+}
+
+// Forgets what a front end that had the channel to itself left in its rings: its records could be those of leases to
+// come. One warp.
+__device__ inline void clear_rings(const State& state, uint32_t c) {
+  const uint32_t lane = threadIdx.x % kLanes;
+  const auto* submissions = inbound_part<arena::SubmitRecord>(state, c, state.inbound_layout.channel_submit_offset);
+  const auto* cancels = inbound_part<arena::CancelRecord>(state, c, state.inbound_layout.channel_cancel_offset);
+  for (uint32_t slot = lane; slot < state.config.submit_slots; slot += kLanes) {
+    store_relaxed(const_cast<uint64_t*>(&submissions[slot].commit), uint64_t{0});
+  }
+  for (uint32_t slot = lane; slot < state.config.cancel_slots; slot += kLanes) {
+    store_relaxed(const_cast<uint64_t*>(&cancels[slot].commit), uint64_t{0});
+  }
+  __syncwarp();
 }
 
 // Takes over what front ends have written, if the bell says that there may be something. The whole block.
@@ -180,6 +196,7 @@ __device__ inline void pull(const State& state, layout::ChainBoard& board, uint6
   Pulled pulled{false, false};
   for (uint32_t c = threadIdx.x / kLanes; c < state.config.channels; c += blockDim.x / kLanes) {
     if (is_direct(board, c)) continue;
+    if (board.direct_ended >> c & 1) clear_rings(state, c);
     const Pulled one = pull_channel(state, board, c);
     pulled = {pulled.any || one.any, pulled.more || one.more};
   }

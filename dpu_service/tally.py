@@ -17,6 +17,8 @@ class Tally:
         self._bounds = np.array(histogram._upper_bounds)
         self._histogram = histogram
         self._values: list[float] = []
+        self.add_one = self._values.append
+        """As one observation of a value."""
 
     def add(self, value: float, times: int = 1) -> None:
         """As so many observations of a value."""
@@ -24,9 +26,10 @@ class Tally:
 
     def flush(self) -> None:
         """Shows what was added since the last call to whoever scrapes."""
-        values, self._values = self._values, []
+        values = self._values
         places = np.searchsorted(self._bounds, values, side="left")
         for place, count in enumerate(np.bincount(places, minlength=len(self._bounds)).tolist()):
             if count:
                 self._histogram._buckets[place].inc(count)
         self._histogram._sum.inc(sum(values))
+        values.clear()

@@ -8,8 +8,8 @@ from blink_proto.arena import Finish
 from dpu_service.api.answers import Piece
 from dpu_service.api.echo import Echo
 from dpu_service.api.logprobs import Asked, Entry
+from dpu_service.channel.client import News
 from dpu_service.channel.logprobs import Logprob
-from dpu_service.sequences.inbox import Tokens
 from dpu_service.text.choice import ChoiceText
 from dpu_service.text.tools.pieces import ToolParser
 
@@ -40,8 +40,8 @@ class Answering:
         self._only_prompt = only_prompt
         self._parser = parser
         self._plain = echo is None and parser is None and not only_prompt and asked == Asked()
-        self.plain = self._plain and text.plain
-        """Whether `text` alone says all, as long as the device goes on."""
+        self.decode = text.decode if self._plain else None
+        """See `ChoiceText`; where this says all that there is to say."""
         self._begun = False
         self._waiting: deque[tuple[int, list[Logprob]]] = deque()
         self._scored = 0
@@ -59,7 +59,7 @@ class Answering:
         """Of the tokens that count; 0 where the device was not asked for any."""
         return self._sum / self._summed if self._summed else 0.0
 
-    def feed(self, item: Tokens) -> Piece:
+    def feed(self, item: News) -> Piece:
         """What these tokens make known."""
         if self._plain:
             text = self.text.feed(item.tokens, item.finish)
@@ -123,7 +123,7 @@ class Answering:
         if self._only_prompt:
             self.text.end("length")
 
-    def _account(self, item: Tokens) -> None:
+    def _account(self, item: News) -> None:
         shown = self._asked.shown
         if shown:
             self._waiting.extend((own[0].token, own[:shown]) for own in item.logprobs)

@@ -63,7 +63,7 @@ async def _sample(pump: Pump, question: Wanted, inbox: Inbox) -> int:
     finish = Finish.NONE
     try:
         while finish is Finish.NONE:
-            for item in await inbox.take():
+            for _, item in await inbox.take():
                 tokens += item.tokens
                 finish = item.finish
     finally:

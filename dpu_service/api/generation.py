@@ -13,8 +13,9 @@ from dpu_service.api.answering import Answering
 from dpu_service.api.answers import Piece
 from dpu_service.api.echo import Echo
 from dpu_service.api.logprobs import Asked
+from dpu_service.channel.client import News
 from dpu_service.runtimes import Serving
-from dpu_service.sequences.inbox import Inbox, Listener, Tokens
+from dpu_service.sequences.inbox import Inbox, Item, Listener
 from dpu_service.sequences.pump import Running, Wanted
 from dpu_service.text.bundle import TextBundle
 from dpu_service.text.choice import ChoiceText, TextRules
@@ -127,20 +128,18 @@ class Generation:
         """
         return self.feed(self._inbox.take_now())
 
-    def feed(self, items: list[Tokens]) -> list[Piece]:
+    def feed(self, items: list[Item]) -> list[Piece]:
         """What these news make known."""
-        if len(items) == 1 and not self._choices[items[0].number].over:  # nearly always
-            self._measure(items[0])
-            piece = self._feed(items[0])
-            return [piece] if piece.says_something else []
         pieces: dict[int, Piece] = {}
-        for item in items:
-            self._measure(item)
-            if self._choices[item.number].over:
+        for number, news in items:
+            if news.tokens:
+                before, self._latest[number] = self._latest[number], time.monotonic()
+                self._measure(number, before, self._latest[number], len(news.tokens))
+            if self._choices[number].over:
                 continue
-            piece, earlier = self._feed(item), pieces.get(item.number)
+            piece, earlier = self._feed(number, news), pieces.get(number)
             if earlier is None:
-                pieces[item.number] = piece
+                pieces[number] = piece
             else:
                 earlier.add(piece)
         return [piece for piece in pieces.values() if piece.says_something]
@@ -150,13 +149,20 @@ class Generation:
         """Whether `take_now` would bring nothing, not even an error."""
         return self._inbox.quiet
 
-    def plain_text(self, item: Tokens) -> str | None:
+    def plain_text(self, number: int, news: News) -> str | None:
         """The quick way: text of news that bring nothing but text; None, and nothing done, where `feed` has to see."""
-        choice = self._choices[item.number]
-        if not choice.plain or item.finish is not Finish.NONE:
+        choice, tokens = self._choices[number], news.tokens
+        decode = choice.decode
+        if decode is None or not tokens or news.finish is not Finish.NONE:
             return None
-        self._measure(item)
-        return choice.text.feed(item.tokens, item.finish)
+        now = time.monotonic()
+        before, self._latest[number] = self._latest[number], now
+        if before and len(tokens) == 1:
+            metrics.INTER_TOKENS.add_one(now - before)
+        else:
+            self._measure(number, before, now, len(tokens))
+        choice.text.tokens += len(tokens)
+        return decode(tokens)
 
     def listen(self, listener: Listener | None) -> None:
         """See `Inbox.listen`."""
@@ -175,24 +181,18 @@ class Generation:
             if choice.text.tokens > 1:
                 metrics.OUTPUT_TOKEN_SECONDS.observe((latest - first) / (choice.text.tokens - 1))
 
-    def _feed(self, item: Tokens) -> Piece:
-        choice = self._choices[item.number]
-        piece = choice.feed(item)
+    def _feed(self, number: int, news: News) -> Piece:
+        choice = self._choices[number]
+        piece = choice.feed(news)
         if choice.over:
             self._open -= 1
-            if item.finish is Finish.NONE:  # the device does not know
-                self._pump.abandon([self._sequences[item.number]])
+            if news.finish is Finish.NONE:  # the device does not know
+                self._pump.abandon([self._sequences[number]])
         return piece
 
-    def _measure(self, item: Tokens) -> None:
-        if not item.tokens:
-            return
-        now = time.monotonic()
-        before = self._latest[item.number]
-        self._latest[item.number] = now
-        if not before:
-            self._first[item.number] = now
+    def _measure(self, number: int, before: float, now: float, tokens: int) -> None:
+        if before:
+            metrics.INTER_TOKENS.add((now - before) / tokens, tokens)
+        else:
+            self._first[number] = now
             metrics.FIRST_TOKEN_SECONDS.observe(now - self._arrived)
-            return
-        count = len(item.tokens)
-        metrics.INTER_TOKENS.add((now - before) / count, count)

@@ -9,7 +9,7 @@ import msgspec
 from dpu_service.api.answers import Piece, Shape
 from dpu_service.api.exchange import Exchange
 from dpu_service.api.generation import Generation
-from dpu_service.sequences.inbox import Tokens
+from dpu_service.channel.client import News
 
 
 class Outflow:
@@ -50,13 +50,19 @@ class Outflow:
             self._generation.listen(None)
         return self._unsent
 
-    def take(self, item: Tokens) -> bool:
+    def take(self, number: int, news: News) -> bool:
         """See `Listener`. Not while the task is busy: it looks for news itself."""
         if not self._waiting:
             return False
         try:
-            text = self._generation.plain_text(item)
-            self._unsent += self._render(self._generation.feed([item])) if text is None else self._event(item, text)
+            text = self._generation.plain_text(number, news)
+            around = self._around.get(number)
+            if text is None:
+                self._unsent += self._render(self._generation.feed([(number, news)]))
+            elif around is None:
+                self._unsent += self._first_event(number, text)
+            elif text:
+                self._unsent += b"%b%b%b" % (around[0], msgspec.json.encode(text), around[1])
         except Exception as error:
             self._wake(error)
         return True
@@ -96,14 +102,12 @@ class Outflow:
         else:
             self._waiter.set_exception(error)
 
-    def _event(self, item: Tokens, text: str) -> bytes:
+    def _first_event(self, number: int, text: str) -> bytes:
+        """Which may have more to say than those behind it."""
         if not text:
             return b""
-        around = self._around.get(item.number)
-        if around is None:  # the first event of a choice may have more to say
-            self._around[item.number] = self._shape.around_text(item.number)
-            return self._shape.chunk(Piece(item.number, text))
-        return b"%b%b%b" % (around[0], msgspec.json.encode(text), around[1])
+        self._around[number] = self._shape.around_text(number)
+        return self._shape.chunk(Piece(number, text))
 
     def _render(self, pieces: list[Piece]) -> bytes:
         return b"".join([self._shape.chunk(piece) for piece in pieces])

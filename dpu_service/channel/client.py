@@ -76,6 +76,11 @@ class Tracked:
     cancel_wanted: bool = False
     cancel_sent: bool = field(default=False, repr=False)
 
+    @property
+    def is_described(self) -> bool:
+        """Whether log-probabilities come with its tokens."""
+        return self.logprobs > 0
+
 
 class News(msgspec.Struct):
     """What one poll brought for one sequence.
@@ -217,9 +222,9 @@ class ChannelClient:
         payload = submit_payload(prompt.offset, len(prompt.tokens), sampling, *counts)
         position = self._submits.append(payload)
         scored = len(prompt.tokens) - 1 if sampling.prompt_logprobs else 0
-        self._sequences[position & _NAME_MASK] = Tracked(
-            position, prompt, sampling.max_tokens, sampling.logprobs, scored
-        )
+        tracked = Tracked(position, prompt, sampling.max_tokens, sampling.logprobs, scored)
+        self._sequences[position & _NAME_MASK] = tracked
+        self._described += tracked.is_described
         return position
 
     def cancel(self, position: int) -> None:
@@ -243,9 +248,13 @@ class ChannelClient:
             self.state = LeaseState.VACANT
             raise LeaseLostError("the device ended this worker's lease")
         self._take_cursors(words)
-        records = self._whole(self._log.read(words.log_written))
-        news = self._sort(records) if records else []
-        if records:
+        before = self._log.position
+        plain = None if self._described else self._log.read_plain(words.log_written)
+        if plain is not None:
+            news = self._sort_plain(*plain)
+        else:
+            news = self._sort(self._whole(self._log.read(words.log_written)))
+        if self._log.position != before:
             self._commit("log_read", self._log.position)
         if self._held_cancels:
             self._send_cancels()
@@ -253,6 +262,7 @@ class ChannelClient:
 
     def _reset(self, log_start: int) -> None:
         self._sequences: dict[int, Tracked] = {}
+        self._described = 0
         self._held_cancels: deque[Tracked] = deque()
         self._heap = PromptHeap(self.geometry.heap_tokens)
         self._submit_read = self._cancel_read = 0
@@ -311,25 +321,27 @@ class ChannelClient:
         self._log.unread(behind + 1)
         return records[: -1 - behind]
 
-    def _sort(self, records: list[Record]) -> list[News]:
+    def _sort_plain(self, sequences: list[int], tokens: list[int]) -> list[News]:
+        """Of tokens that are nobody's last, while nobody wants log-probabilities."""
         news: dict[int, News] = {}
-        if all(record.kind == _TOKEN for record in records):
-            for record in records:
-                if not self._took_plain(record, news):
-                    self._take(Group(record, []), news)
-        else:
-            groups, orphans = grouped(records)
-            self.unknown_records += orphans
-            for group in groups:
-                if group.logprobs or not self._took_plain(group.record, news):
-                    self._take(group, news)
+        for sequence, token in zip(sequences, tokens, strict=True):
+            if not self._took_plain(sequence, token, news):
+                self._take(Group(Record(sequence, _TOKEN, _GOES_ON, 0, token), []), news)
         return list(news.values())
 
-    def _took_plain(self, record: Record, news: dict[int, News]) -> bool:
+    def _sort(self, records: list[Record]) -> list[News]:
+        news: dict[int, News] = {}
+        groups, orphans = grouped(records)
+        self.unknown_records += orphans
+        for group in groups:
+            sequence, kind, finish, _, token = group.record
+            quick = kind == _TOKEN and finish == _GOES_ON and not group.logprobs
+            if not (quick and self._took_plain(sequence, token, news)):
+                self._take(group, news)
+        return list(news.values())
+
+    def _took_plain(self, sequence: int, token: int, news: dict[int, News]) -> bool:
         """The quick way for what nearly all records are: a token that is in order and not the last one."""
-        sequence, kind, finish, _, token = record
-        if kind != _TOKEN or finish != _GOES_ON:
-            return False
         tracked = self._sequences.get(sequence)
         if tracked is None or tracked.logprobs or tracked.tokens_left < 1 or token >= self._vocab_size:
             return False
@@ -382,6 +394,7 @@ class ChannelClient:
 
     def _ended(self, tracked: Tracked) -> None:
         del self._sequences[tracked.position & _NAME_MASK]
+        self._described -= tracked.is_described
         self.release(tracked.prompt)
 
     def release(self, prompt: SharedPrompt) -> None:

@@ -80,7 +80,7 @@ class Http1Stream(Stream):
     def write_now(self, data: bytes) -> bool:
         """See `Stream`. In one piece, as it is done for every token."""
         connection = self._connection
-        if self._unsent_head or not (self._chunked and connection.has_room and self.answering):
+        if self.gone or self.finished or not (self._chunked and connection.has_room) or self._unsent_head:
             return False
         connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True

@@ -90,7 +90,8 @@ class Http2Stream(Stream):
 
     def write_now(self, data: bytes) -> bool:
         """See `Stream`."""
-        if not (self.answering and self._connection.has_room) or self._connection.room(self) < len(data):
+        writable = self.started and not (self.gone or self.finished) and self._connection.has_room
+        if not writable or self._connection.room(self) < len(data):
             return False
         self._connection.send_part(self, data, last=False)
         return True

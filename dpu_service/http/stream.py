@@ -87,11 +87,6 @@ class Stream(ABC):
     def write_now(self, data: bytes) -> bool:
         """Sends a part of the answer that is not the last at once; False, with nothing sent, where `send` has to."""
 
-    @property
-    def answering(self) -> bool:
-        """Whether the answer has begun, is not over, and is wanted."""
-        return self.started and not (self.gone or self.finished)
-
     def done(self) -> None:
         """The application has returned."""
         if not (self.finished or self.gone):

@@ -6,24 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
-
-from blink_proto.arena import Finish
-from dpu_service.channel.logprobs import Logprob
+from dpu_service.channel.client import News
 from dpu_service.sequences.errors import SequencesError
 
-
-class Tokens(msgspec.Struct):
-    """New tokens of the sequence with this number in the request; `finish` other than NONE is its last word.
-
-    `logprobs` and `prompt_logprobs` are those of `News`.
-    """
-
-    number: int
-    tokens: list[int]
-    finish: Finish
-    logprobs: list[list[Logprob]] = []
-    prompt_logprobs: list[list[Logprob]] = []
+Item = tuple[int, News]
+"""A sequence's number in the request, from 0, and what came of it."""
 
 
 class Listener(Protocol):
@@ -33,8 +20,8 @@ class Listener(Protocol):
     `pump.TOGETHER`; 1 shows what it is worth). No method may raise.
     """
 
-    def take(self, item: Tokens) -> bool:
-        """News; False where they have to wait in the inbox."""
+    def take(self, number: int, news: News) -> bool:
+        """News of the sequence with this number in the request; False where they have to wait in the inbox."""
 
     def send(self) -> None:
         """All have taken theirs."""
@@ -59,7 +46,7 @@ class Inbox:
 
     def __init__(self, on_start: Callable[[], None] = _nothing) -> None:
         self.on_start = on_start
-        self._items: list[Tokens] = []
+        self._items: list[Item] = []
         self._failure: SequencesError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._listener: Listener | None = None
@@ -74,12 +61,12 @@ class Inbox:
         """Whether there is nothing to take, not even a failure."""
         return not self._items and self._failure is None
 
-    def put(self, item: Tokens) -> Listener | None:
-        """Adds news; who took them and is to be told to send, if anybody did."""
+    def put(self, number: int, news: News) -> Listener | None:
+        """Adds news of a sequence; who took them and is to be told to send, if anybody did."""
         listener = self._listener
-        if listener is not None and listener.take(item):
+        if listener is not None and listener.take(number, news):
             return listener
-        self._items.append(item)
+        self._items.append((number, news))
         self._wake()
         return None
 
@@ -96,7 +83,7 @@ class Inbox:
         """Gives it all that comes from now on."""
         self._listener = listener
 
-    async def take(self) -> list[Tokens]:
+    async def take(self) -> list[Item]:
         """All news since the last call; waits for some.
 
         Raises:
@@ -110,7 +97,7 @@ class Inbox:
                 self._waiter = None
         return self.take_now()
 
-    def take_now(self) -> list[Tokens]:
+    def take_now(self) -> list[Item]:
         """All news since the last call, or none.
 
         Raises:

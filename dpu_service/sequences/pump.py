@@ -23,7 +23,7 @@ from dpu_service.sequences.errors import (
     SequencesError,
 )
 from dpu_service.sequences.health import DeviceHealth, HeartbeatWatch
-from dpu_service.sequences.inbox import Inbox, Listener, Tokens
+from dpu_service.sequences.inbox import Inbox, Listener
 from dpu_service.sequences.rhythm import Rhythm
 from dpu_service.transport.base import TransportError
 
@@ -308,24 +308,23 @@ class Pump:
                 self._start(sequence)
             if sequence.abandoned:
                 continue
-            listener = self._hand_over(sequence, item)
+            if item.finish in _SOUND:
+                listener = sequence.inbox.put(sequence.number, item)
+            else:
+                listener = self._fail(sequence, item)
             if listener is not None:
                 speakers[listener] = None
                 if len(speakers) == TOGETHER:
                     _let_send(speakers)
         _let_send(speakers)
 
-    def _hand_over(self, sequence: Running, item: News) -> Listener | None:
-        """Who took it. Tokens before an error count."""
-        failure = None if item.finish in _SOUND else self._failure_of(item)
-        if failure is None:
-            found = Tokens(sequence.number, item.tokens, item.finish, item.logprobs, item.prompt_logprobs)
-            return sequence.inbox.put(found)
+    def _fail(self, sequence: Running, item: News) -> Listener | None:
+        """Tokens before an error count; who took them."""
         listener = None
         if item.tokens or item.prompt_logprobs:
-            found = Tokens(sequence.number, item.tokens, Finish.NONE, item.logprobs, item.prompt_logprobs)
-            listener = sequence.inbox.put(found)
-        sequence.inbox.fail(failure)
+            sound = News(item.position, item.tokens, logprobs=item.logprobs, prompt_logprobs=item.prompt_logprobs)
+            listener = sequence.inbox.put(sequence.number, sound)
+        sequence.inbox.fail(self._failure_of(item))
         return listener
 
     def _failure_of(self, item: News) -> SequencesError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -55,8 +56,7 @@ class ChoiceText:
         self._keep_stop = rules.keep_stop
         self._min_tokens = rules.min_tokens
         self._stops = StopStrings(rules.stops, rules.keep_stop) if rules.stops else None
-        self.plain = self._stops is None and places is None
-        """Whether nothing but the device ends it, and its tokens are all text."""
+        self._plain = self._stops is None and places is None
         self.finish_reason: str | None = None
         self.stopped_by_text = False
         self.tokens = 0
@@ -66,7 +66,7 @@ class ChoiceText:
         unless `keep_stop` says so."""
         if self.finish_reason is not None:
             return ""
-        if self.plain and finish is Finish.NONE:
+        if self._plain and finish is Finish.NONE:
             self.tokens += len(tokens)
             return self._detokenizer.feed(tokens)
         hides_last = finish is Finish.STOP and not self._keep_stop
@@ -81,6 +81,11 @@ class ChoiceText:
         if self._places is not None:
             self._places.show(text, over=self.finish_reason is not None)
         return text
+
+    @property
+    def decode(self) -> Callable[[list[int]], str] | None:
+        """What `feed` calls, and adds to `tokens`, as long as the device goes on; None where there is more to do."""
+        return self._detokenizer.feed if self._plain else None
 
     @property
     def may_end(self) -> bool:

@@ -73,7 +73,10 @@ class ByteDetokenizer:
     def feed(self, tokens: list[int]) -> str:
         """See `Detokenizer`."""
         table = self._table
-        data = b"".join([table[token] for token in tokens if token < len(table)])
+        if len(tokens) == 1:
+            data = table[tokens[0]] if tokens[0] < len(table) else b""
+        else:
+            data = b"".join([table[token] for token in tokens if token < len(table)])
         if self._clean:
             try:
                 return data.decode()

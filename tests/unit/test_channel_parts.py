@@ -173,6 +173,48 @@ def test_impossible_log_positions(written: int) -> None:
     log = TokenLog(Memory(0, 64), 0, 4, start=1)
     with pytest.raises(ChannelError):
         log.read(written)
+    with pytest.raises(ChannelError):
+        log.read_plain(written)
+
+
+TOKENS = [(1, 1, 0, 7, 30), (1, 1, 0, 0xFFFF_FFFF, 0xFFFF_FFFE), (1, 1, 0, 8, 31)]
+"""Lap, kind, finish, sequence and token."""
+
+
+def test_plain_tokens_are_read_the_quick_way() -> None:
+    memory = Memory(0, 4 * 16)
+    memory.outbound[:48] = b"".join(record(*one) for one in TOKENS)
+    log = TokenLog(memory, 0, 4, start=0)
+    assert log.read_plain(2) == ([7, 0xFFFF_FFFF], [30, 0xFFFF_FFFE])
+    assert log.read_plain(3) == ([8], [31])
+    assert log.position == 3
+    assert log.read_plain(3) is None
+
+
+@pytest.mark.parametrize("at", range(3))
+@pytest.mark.parametrize(
+    "odd", [(1, 2, 2, 7, 0), (1, 1, 1, 7, 30), (1, 1, 0, 7, 30), (2, 1, 0, 7, 30), (0, 0, 0, 0, 0)]
+)
+def test_what_is_not_plain_is_left(odd: tuple[int, ...], at: int) -> None:
+    """Another kind, a last token, words of two laps, of another lap, and nothing yet."""
+    records = [record(*one) for one in TOKENS]
+    records[at] = record(*odd) if odd != TOKENS[0] else record(1, 1, 0, 7, 30)[:8] + record(2, 1, 0, 7, 30)[8:]
+    memory = Memory(0, 4 * 16)
+    memory.outbound[:48] = b"".join(records)
+    log = TokenLog(memory, 0, 4, start=0)
+    assert log.read_plain(3) is None
+    assert log.position == 0
+
+
+def test_records_on_both_sides_of_the_ring_s_end_are_left() -> None:
+    memory = Memory(0, 4 * 16)
+    log = TokenLog(memory, 0, 4, start=2)
+    for position in range(2, 6):
+        at = position % 4 * 16
+        memory.outbound[at : at + 16] = record(1 + position // 4, 1, 0, position, position)
+    assert log.read_plain(6) is None
+    assert log.read_plain(4) == ([2, 3], [2, 3])
+    assert log.read_plain(6) == ([4, 5], [4, 5])
 
 
 @pytest.mark.parametrize(

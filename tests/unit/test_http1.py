@@ -134,7 +134,7 @@ def test_many_requests_in_one_packet_are_not_all_kept(front: FrontEnd) -> None:
 
 
 def test_a_client_that_never_reads_is_cut_off(front: FrontEnd) -> None:
-    front.device.script = lambda s: Script(FOREVER * 2, Finish.NONE, every=0.02)
+    front.device.script = lambda s: Script(FOREVER * 2, Finish.NONE, every=0.03)
     worker = psutil.Process(front.workers()[0])
     before = worker.memory_info().rss
     cancelled = front.device.finished[Finish.CANCELLED]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+from functools import cache
 from urllib.parse import urlsplit
 
 from tests.front_end import MODEL
@@ -20,6 +21,7 @@ def request(tokens: int, *, chat: bool, stream: bool) -> bytes:
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
+@cache
 def tls_context() -> ssl.SSLContext:
     """A client's, which takes any certificate."""
     context = ssl.create_default_context()

@@ -6,6 +6,7 @@ compare its own stamps with them. Both are CLOCK_MONOTONIC, which all processes 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -32,19 +33,22 @@ class PacedDevice(ReplayDevice):
         rate: tokens/s of each sequence.
         phases: 1: all speak at once; else each tick a share of them does.
         on_start: called when all of them run.
+        cores: that its thread may use.
     """
 
-    def __init__(self, gate: int, rate: float, phases: int, on_start: Callable[[], None]) -> None:
+    def __init__(self, gate: int, rate: float, phases: int, on_start: Callable[[], None], cores: list[int]) -> None:
         super().__init__(SIZES, text.vocab_size(), WINDOW)
         self.script = lambda submission: Script([], Finish.NONE)
         self.stamps: list[int] = []
         self._gate, self._phases, self._on_start = gate, phases, on_start
+        self._cores = cores
         self._period = 1 / (rate * phases)
         self._due = 0.0
         self._said = np.zeros(0, np.int64)
         self._ready = threading.Event()
 
     def _run(self) -> None:
+        os.sched_setaffinity(0, self._cores)  # of this thread
         while not self._stopped.wait(self._wait()):
             self.turn()
 
@@ -67,8 +71,9 @@ class PacedDevice(ReplayDevice):
         speaking = [one for place, one in channel.playing.items() if place % self._phases == tick % self._phases]
         if len(speaking) > self.sizes.log_slots - (channel.log_next - channel.log_read):
             return  # the worker is far behind: the sequences wait, as on the real device
+        heads = self._heads(channel, speaking)  # by Python one after the other: no part of the delay
         self.stamps.append(time.monotonic_ns())
-        self._write(index, channel, self._heads(channel, speaking), text.first_tick() + tick % text.TICKS)
+        self._write(index, channel, heads, text.first_tick() + tick % text.TICKS)
 
     def _heads(self, channel: Channel, speaking: list[Playing]) -> list[int]:
         heads = []

@@ -2,12 +2,14 @@
 standard input.
 
 It only takes what comes; when it came is the kernel's to say, and what it is is looked at afterwards. So neither a slow
-client nor a busy core for it counts as the front end's delay.
+client nor a busy core for it counts as the front end's delay. It looks every millisecond and does not wait for the
+sockets: to wake a process of the same machine would be the sender's work, and is none over a network.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import sys
 import time
@@ -21,17 +23,19 @@ from tests.bench.front.asking import connect, request
 
 SILENCE_SECONDS = 1.5
 """When nothing comes for so long, all is said: the end of an answer is not to be seen before it is deciphered."""
+LOOK_SECONDS = 0.001
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to ask, on how many connections, and the .npy file for what came."""
+    """What to ask, on how many connections, the .npy file for what came, and the cores to run on."""
 
     url: str
     streams: int
     tokens: int
     chat: bool
     result: str
+    cores: list[int]
 
 
 def read(job: Job) -> np.ndarray:
@@ -43,8 +47,11 @@ def read(job: Job) -> np.ndarray:
     for stream in streams:
         stream.ask(asked)
         selector.register(stream.sock, selectors.EVENT_READ, stream)
-    while events := selector.select(SILENCE_SECONDS if all(stream.begun for stream in streams) else None):
-        for key, _ in events:
+    latest = time.monotonic()
+    while not all(stream.begun for stream in streams) or time.monotonic() - latest < SILENCE_SECONDS:
+        time.sleep(LOOK_SECONDS)
+        for key, _ in selector.select(0):
+            latest = time.monotonic()
             if key.data.read():
                 selector.unregister(key.fileobj)
     rows = np.concatenate([stream.arrivals(number, job.tokens) for number, stream in enumerate(streams)])
@@ -60,6 +67,7 @@ def to_line(job: Job) -> bytes:
 def main() -> None:
     """Does one job."""
     job = Job(**json.loads(sys.stdin.buffer.read()))
+    os.sched_setaffinity(0, job.cores)
     np.save(Path(job.result), read(job))
 
 

@@ -19,9 +19,9 @@ from blink_proto.arena import Finish, RecordKind
 from dpu_service.api.answering import Answering
 from dpu_service.api.answers import ChatShape, Piece
 from dpu_service.api.generation import Plan
+from dpu_service.channel.client import News
 from dpu_service.channel.log import TokenLog
 from dpu_service.channel.rings import Sampling
-from dpu_service.sequences.inbox import Tokens
 from dpu_service.sequences.pump import Wanted
 from dpu_service.text.bundle import TextBundle
 from tests.bench.front import text
@@ -71,7 +71,7 @@ def wording() -> Callable[[], object]:
     bundle = TextBundle(text.files())
     plan = Plan([Wanted([1], [Sampling(1)] * TOKENS)])
     choices: list[Answering] = plan.answerings(bundle)
-    item = Tokens(0, [TOKEN], Finish.NONE)
+    item = News(0, [TOKEN])
 
     def work() -> None:
         assert all(choice.feed(item).text == "1234" for choice in choices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -70,15 +71,23 @@ class _Clock:
 def measure(scenario: Scenario, seconds: float) -> Measured:
     """Runs a front end, its device and a client for one scenario, and lets it stream for so long."""
     clock = _Clock()
-    device = PacedDevice(scenario.streams, scenario.rate, scenario.phases, clock.start)
+    own, others = _cores()
+    device = PacedDevice(scenario.streams, scenario.rate, scenario.phases, clock.start, others)
     device.start()
     tokens = int(scenario.rate * seconds)
     with tempfile.TemporaryDirectory() as folder, front_end(*FLAGS, device=device, files=text.files()) as running:
         clock.worker = psutil.Process(running.workers()[0])
+        clock.worker.cpu_affinity(own)
         url = running.https if scenario.tls else running.http
-        job = Job(url, scenario.streams, tokens, scenario.chat, str(Path(folder) / "arrivals.npy"))
+        job = Job(url, scenario.streams, tokens, scenario.chat, str(Path(folder) / "arrivals.npy"), others)
         _client(job)
         return _judge(scenario, device, np.load(job.result), clock.spent())
+
+
+def _cores() -> tuple[list[int], list[int]]:
+    """One for the worker alone, and the others for the device and the client, where there are several."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    return [first], others or [first]
 
 
 def _client(job: Job) -> None:

@@ -32,28 +32,34 @@ class OtherModelError(ChannelError):
     """The runtime's model has the name of another one."""
 
 
+class SameRuntimeError(ChannelError):
+    """Two addresses lead to one runtime."""
+
+
 class Identities:
-    """What each runtime serves, by its number."""
+    """What each runtime serves, by its number: its arena's nonce, the model's name, and what that is."""
 
     def __init__(self) -> None:
-        self._served: dict[int, tuple[str, Identity]] = {}
+        self._served: dict[int, tuple[int, str, Identity]] = {}
 
-    def claim(self, runtime: int, name: str, identity: Identity) -> None:
-        """From now on the runtime serves this.
+    def claim(self, runtime: int, nonce: int, name: str, identity: Identity) -> None:
+        """From now on the runtime serves this. If not, it serves nothing.
 
         Raises:
-            OtherModelError: another runtime serves something else by this name; nothing has changed then, but that the
-                runtime serves nothing.
+            OtherModelError: another runtime serves something else by this name.
+            SameRuntimeError: it is another one of these.
         """
         self.drop(runtime)
-        for other, (its_name, its) in self._served.items():
+        for other, (its_nonce, its_name, its) in self._served.items():
+            if its_nonce == nonce:
+                raise SameRuntimeError(f"it is the runtime that has number {other} already, by another address")
             different = _differences(identity, its)
             if its_name == name and different:
                 raise OtherModelError(
                     f"its model {name!r} is not the one that runtime {other} serves by that name: other "
                     + ", ".join(different)
                 )
-        self._served[runtime] = (name, identity)
+        self._served[runtime] = (nonce, name, identity)
 
     def drop(self, runtime: int) -> None:
         """It serves nothing any more."""

@@ -182,7 +182,7 @@ class RuntimeLink:
             self._files = await _fetch_tokenizer(stub, opened.model.name)
             self._files_of = opened.nonce
         session = _session(opened, self._runtime, self._transport, self._files)
-        self._identities.claim(self._runtime, opened.model.name, _identity(session))
+        self._identities.claim(self._runtime, opened.nonce, opened.model.name, _identity(session))
         self._nonce = opened.nonce
         fields = {"runtime": self._runtime, "model": opened.model.name, "epoch": opened.epoch, "worker": worker}
         log.info("session opened", extra={"fields": fields})

@@ -274,7 +274,7 @@ class Supervisor:
         self._links = [
             RuntimeLink(
                 dial,
-                name[:120],
+                _name_towards(number, name),
                 workers,
                 config.transport,
                 partial(self._make_offer, number),
@@ -371,3 +371,8 @@ class Supervisor:
         if self._on_ready is not None and all(slot.ready for slot in self._slots):
             on_ready, self._on_ready = self._on_ready, None
             on_ready()
+
+
+def _name_towards(runtime: int, name: str) -> str:
+    """Another one for each: were two of them the same runtime, one name's session would revoke the other's."""
+    return f"{name[:110]}+{runtime}" if runtime else name[:110]

@@ -17,6 +17,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from blink_proto import arena
 from blink_proto.arena import Finish
 from dpu_service import metrics
 from dpu_service.tally import Tally
@@ -277,6 +278,42 @@ def test_counters_go_on_when_workers_are_replaced_and_gauges_do_not() -> None:
         assert value(front, "blink_prompt_tokens_total") > before
         assert value(front, "blink_sequences_in_flight") == 0
         assert value(front, "blink_channel_leases_total") == 4
+
+
+def test_several_devices_are_summed_and_told_apart() -> None:
+    """Each field of a page gets a value of its own; the third device is lost, the fourth has no session."""
+    names = [name for name in arena.TELEMETRY_OFFSETS if not name.startswith("pad")]
+    pages = [{name: 100 * number + place for place, name in enumerate(names)} for number in (1, 2, 3)]
+    for page, state in zip(pages, (1, 2, 4), strict=True):
+        page["state"] = state
+    devices = [
+        metrics.Device(pages[0], True, False, 0.1),
+        metrics.Device(pages[1], False, False, 0.2),
+        metrics.Device(pages[2], False, True, 9.0),
+        metrics.Device(None, False, True, 0.0),
+    ]
+    found = {
+        (sample.name, sample.labels.get("runtime", "")): sample.value
+        for family in metrics.Page(devices).collect()
+        for sample in family.samples
+    }
+    place = names.index
+
+    def present(name: str) -> int:
+        return 300 + 2 * place(name)
+
+    assert found["blink_device_sequences_running", ""] == present("running")
+    assert found["blink_device_kv_usage_ratio", ""] == present("blocks_used") / present("blocks_total")
+    assert found["blink_device_steps_total", ""] == 600 + 3 * place("steps"), "counters of one that is gone stay"
+    assert found["blink_sequences_queued", ""] == present("waiting")
+    assert found["blink_device_state", ""] == 4
+    assert found["blink_device_up", ""] == 1
+    assert found["blink_device_heartbeat_age_seconds", ""] == 9
+    assert [found["blink_runtime_up", number] for number in "0123"] == [1, 0, 0, 0]
+    assert [found["blink_runtime_sequences_waiting", number] for number in "012"] == [
+        *(100 * number + place("waiting") for number in (1, 2, 3))
+    ]
+    assert ("blink_runtime_state", "3") not in found
 
 
 def test_a_tally_equals_observations() -> None:

@@ -172,13 +172,17 @@ def test_conversations_stay_where_they_are_whichever_worker_takes_them() -> None
         says(front.device, "first")
         says(second.device, "second")
         homes: dict[int, set[str]] = {}
-        for turn in range(8):
-            for number in range(4):
-                prompt = [100 + number] * (48 + 16 * turn)
-                homes.setdefault(number, set()).add(text_of(complete(front, prompt=prompt, max_tokens=50)))
-        assert all(len(one) == 1 for one in homes.values())
-        assert {one.channel for one in front.device.submissions} == {0, 1}, "connections are new and go to both workers"
-        assert {one.channel for one in second.device.submissions} == {0, 1}
+        workers: dict[int, set[int]] = {}
+        for turn in range(200):  # connections are new; which worker takes one is up to the kernel
+            number = turn % 4
+            prompt = [100 + number] * (48 + 16 * (turn // 4 % 8))
+            homes.setdefault(number, set()).add(text_of(complete(front, prompt=prompt, max_tokens=50)))
+            for asked in [*front.device.submissions, *second.device.submissions]:
+                workers.setdefault(asked.prompt[-1] - 100, set()).add(asked.channel)
+            if turn >= 32 and all(len(found) == 2 for found in workers.values()):
+                break
+        assert all(len(found) == 2 for found in workers.values())
+        assert all(len(found) == 1 for found in homes.values())
 
 
 def test_the_sequences_of_a_request_stay_together(both: tuple[FrontEnd, Second]) -> None:
@@ -413,7 +417,7 @@ def test_log_and_gauges_tell_of_each(both: tuple[FrontEnd, Second]) -> None:
         raw.close()
 
     def logged() -> Counter[str]:
-        lines = [json.loads(line) for line in front.log.read_text().splitlines()]
+        lines = [json.loads(line) for line in front.log.read_text().splitlines() if line.startswith('{"time"')]
         return Counter([line["runtime"] for line in lines if "runtime" in line and "route" in line][-4:])
 
     eventually(lambda: logged() == {"0": 2, "1": 2})

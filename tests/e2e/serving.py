@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -24,6 +25,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row that nobody listens on at the moment."""
+    while True:
+        first = free_port()
+        with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
+            for port in range(first, first + count):
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
 
 
 @dataclass
@@ -73,7 +84,7 @@ class Serving:
 @contextmanager
 def serving(folder: Path, model: str, name: str = "", arguments: tuple[str, ...] = (), **environment: str):
     """A running server; killed at the end when the test has not stopped it."""
-    https, http, control = free_port(), free_port(), free_port()
+    https, http, control = free_port(), free_port(), free_ports(2)  # a second runtime takes the next one
     log = folder / "serving.log"
     command = [sys.executable, "-m", "blink_deploy.main", "up", "--model", model, "--name", name]
     command += ["--https-port", str(https), "--http-port", str(http), "--grpc-port", str(control), *arguments]

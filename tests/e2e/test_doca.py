@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from tests.e2e.serving import Serving, serving
+from tests.front_end import eventually
 from tests.transport.doca.build import SHIM_ADDRESS, shim_folder
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the stand-in with")
@@ -25,13 +27,15 @@ PROMPTS = ["one", "two two", "a longer prompt than the others, to be cut into se
 
 @pytest.fixture(scope="module")
 def doca_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """Two workers, each with a session of its own."""
+    """Two workers before two runtimes, each with a session of its own with each."""
     options = f"--transport doca --rdma-address {SHIM_ADDRESS}"
-    arguments = ("--gpu-args", options, "--dpu-args", f"{options} --workers 2")
+    arguments = ("--gpus", "2", "--gpu-args", options, "--dpu-args", f"{options} --workers 2")
     before = os.environ.get("LD_LIBRARY_PATH")
     os.environ["LD_LIBRARY_PATH"] = str(shim_folder())
     try:
         with serving(tmp_path_factory.mktemp("doca"), str(tiny_model), "tiny", arguments) as started:
+            ready = f"{started.http}/ready"
+            eventually(lambda: httpx.get(ready).json() == {"status": "ready"}, timeout=30)
             yield started
     finally:
         if before is None:
@@ -49,7 +53,10 @@ def ask(server: Serving, seconds: float = 60, **fields: object) -> str:
 
 def test_answers_are_those_over_shared_memory(doca_server: Serving, tiny_server: Serving):
     for prompt in PROMPTS:
-        assert ask(doca_server, prompt=prompt) == ask(tiny_server, prompt=prompt)
+        answer = ask(tiny_server, prompt=prompt)
+        assert [ask(doca_server, prompt=prompt) for _ in range(2)] == [answer] * 2
+    said = httpx.get(f"{doca_server.http}/metrics").text
+    assert all(re.search(rf'blink_runtime_requests_total\{{chosen="\w+",runtime="{k}"\}} [1-9]', said) for k in (0, 1))
 
 
 def test_a_stream_goes_on_while_the_runtime_is_stopped(doca_server: Serving):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import ssl
 from pathlib import Path
 
@@ -15,22 +14,10 @@ import pytest
 import typer
 
 from blink_deploy.devices import device_of, share_of_cores
-from tests.e2e.serving import Serving, free_port, serving
+from tests.e2e.serving import Serving, serving
 from tests.front_end import eventually
 
 PROMPTS = [f"{word} and more of it" for word in ("hello", "water", "seven", "green", "north", "glass")]
-
-
-def two_free_ports() -> int:
-    """The first one."""
-    while True:
-        first = free_port()
-        try:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", first + 1))
-                return first
-        except OSError:
-            continue
 
 
 def ask(client: httpx.Client, prompt: str, **more) -> httpx.Response:
@@ -48,8 +35,7 @@ def requests_of(client: httpx.Client) -> dict[str, float]:
 
 
 def test_two_serve_as_one_and_one_serves_on(tiny_model: Path, tmp_path: Path) -> None:
-    arguments = ("--gpus", "2", "--grpc-port", str(two_free_ports()))
-    arguments += ("--workers", "1", "--dpu-args", f"--device-timeout 3 --data-dir {tmp_path}")
+    arguments = ("--gpus", "2", "--workers", "1", "--dpu-args", f"--device-timeout 3 --data-dir {tmp_path}")
     with serving(tmp_path, str(tiny_model), "tiny", arguments) as server:
         context = ssl.create_default_context(cafile=str(tmp_path / "tls-cert.pem"))
         with httpx.Client(base_url=server.https, verify=context, timeout=60) as client:

@@ -69,11 +69,14 @@ _DEVICE_GAUGES = {
     "waiting": ("blink_device_sequences_waiting", "Sequences taken but not yet admitted"),
     "blocks_total": ("blink_device_kv_blocks", "KV blocks in the pool"),
     "blocks_used": ("blink_device_kv_blocks_used", "KV blocks that sequences hold"),
+    "blocks_cached": ("blink_device_kv_blocks_cached", "KV blocks that only the prefix cache holds"),
     "step_tokens": ("blink_device_step_tokens", "Tokens of the step now running"),
 }
 _DEVICE_COUNTERS = {
     "steps": ("blink_device_steps", "Steps that ran"),
     "prompt_tokens": ("blink_device_prompt_tokens", "Prompt tokens computed"),
+    "prefix_queries": ("blink_device_prefix_cache_queries", "Prompt tokens looked up in the prefix cache"),
+    "prefix_hits": ("blink_device_prefix_cache_hits", "Prompt tokens found in the prefix cache"),
     "generated_tokens": ("blink_device_generated_tokens", "Tokens generated"),
     "rejected": ("blink_device_rejected", "Submissions refused"),
     "protocol_errors": ("blink_device_protocol_errors", "Impossible cursors, leases and cancel targets"),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from blink_proto import arena
 from blink_proto.secret import SecretBytes
+from gpu_runtime.config import BLOCK_TOKENS
 
 SHM_FOLDER = Path("/dev/shm")
 _PREFIX = "blink-arena-"
@@ -44,6 +45,7 @@ class ArenaLimits:
     vocab_size: int
     max_model_tokens: int
     max_sequence_tokens: int
+    block_tokens: int = BLOCK_TOKENS
 
 
 class SharedArena:

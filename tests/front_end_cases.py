@@ -26,11 +26,11 @@ _COMPLETIONS, _LOGPROBS = "unit/test_dpu_completions.py", "unit/test_dpu_logprob
 _BAD_WORDS = "unit/test_dpu_bad_words.py"
 _PROMPT_LOGPROBS, _PROMPTS = "unit/test_dpu_prompt_logprobs.py", "unit/test_dpu_prompts.py"
 _DETOKENIZE, _WHOLE, _TOOLS = "unit/test_text_detokenize.py", "unit/test_text_whole.py", "unit/test_dpu_tools.py"
+_PREFIX_CACHE = "unit/test_dpu_prefix_cache.py"
 _RULES, _HTTP1, _TENANTS = "property/test_rules.py", "unit/test_http1.py", "unit/test_tenants.py"
 _ALL_WAYS = f"{_STREAMS}::test_every_way_of_asking_gives_the_same_text"
 _RANGES = f"{_REFUSALS}::test_values_out_of_range"
 _USAGE = f"{_STREAMS}::test_usage_in_streams"
-_CACHE = "there is no prefix cache yet"
 _PREEMPTION = "the scheduler does not preempt: a sequence has all its blocks before it starts"
 
 CASES: dict[str, Case] = {
@@ -174,7 +174,11 @@ CASES: dict[str, Case] = {
     "NB2": _case("choices stay apart through other packages", "ecosystem/test_frameworks.py::test_litellm"),
     "US1": _case("no usage where it was not asked for", _USAGE),
     "US2": _case("usage once, at the end", _USAGE),
-    "US4": Case("cached tokens of several prompts", left_out=f"{_CACHE}, and usage does not speak of one"),
+    "US4": _case(
+        "cached tokens of several prompts",
+        f"{_PREFIX_CACHE}::test_cached_tokens_of_several_prompts_are_summed",
+        f"{_PREFIX_CACHE}::test_a_prompt_that_one_of_its_choices_had_to_compute_was_not_cached",
+    ),
     "AB1": _case("a client that goes", f"{_LIFE}::test_a_client_that_goes_frees_its_sequences"),
     "AB2": _case(
         "a client that goes before a whole answer",
@@ -187,9 +191,19 @@ CASES: dict[str, Case] = {
         "e2e/test_life.py::test_a_stopped_front_end_loses_its_lease",
         f"{_RULES}::test_a_lease_without_heartbeat_expires",
     ),
-    "KV1": Case("equal hashes of unequal content", left_out=_CACHE),
-    "KV3": Case("the same prompt twice, from the cache", left_out=_CACHE),
-    "KV5": Case("salts and names in one space of keys", left_out=_CACHE),
+    "KV1": _case(
+        "equal hashes of unequal content", "property/test_colliding_keys.py::test_no_prefix_is_taken_for_another"
+    ),
+    "KV3": _case(
+        "the same prompt twice, from the cache",
+        "e2e/test_prefix_cache.py::test_answers_are_the_same_from_the_cache_and_without",
+        "property/test_histories.py::test_core_and_twin_agree_in_short_histories",
+    ),
+    "KV5": _case(
+        "salts and names in one space of keys",
+        f"{_PREFIX_CACHE}::test_tenants_share_with_nobody_else",
+        "property/test_prefix_rules.py::test_only_the_same_salt_shares",
+    ),
     "KV6": Case("tokens after preemption", left_out=_PREEMPTION),
     "KV7": Case("a livelock of preemptions", left_out=_PREEMPTION),
     "KV8": Case("preempted answers are complete", left_out=_PREEMPTION),

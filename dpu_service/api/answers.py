@@ -23,13 +23,17 @@ def event(body: Any) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """OpenAI's `usage` object."""
-    return {
+Usage = dict[str, int | dict[str, int]]
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> Usage:
+    """OpenAI's `usage` object. Details are there when some of the prompt was in the device's prefix cache."""
+    used: Usage = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+    return {**used, "prompt_tokens_details": {"cached_tokens": cached_tokens}} if cached_tokens else used
 
 
 Render = Callable[[list[Entry]], dict[str, Any]]
@@ -80,7 +84,7 @@ class Piece(msgspec.Struct):
 class Shape(Protocol):
     """How an endpoint words its answers."""
 
-    def whole(self, choices: list[Piece], used: dict[str, int]) -> bytes:
+    def whole(self, choices: list[Piece], used: Usage) -> bytes:
         """The body of an answer in one piece."""
 
     def chunk(self, piece: Piece) -> bytes:
@@ -90,7 +94,7 @@ class Shape(Protocol):
         """What stands before and behind the JSON string in events that bring text and nothing else of a choice, from
         its second one on."""
 
-    def usage_chunk(self, used: dict[str, int]) -> bytes:
+    def usage_chunk(self, used: Usage) -> bytes:
         """The last event before [DONE], when usage was asked for."""
 
 
@@ -141,7 +145,7 @@ class _Head:
         """Null in chunks without tokens."""
         return self.render(piece.entries) if self.render and (whole or piece.entries) else None
 
-    def usage_chunk(self, kind: str, used: dict[str, int]) -> bytes:
+    def usage_chunk(self, kind: str, used: Usage) -> bytes:
         return event({**self.body(kind, []), "usage": used})
 
 
@@ -156,7 +160,7 @@ class CompletionShape:
         self._head = _Head(model, with_usage, render, "cmpl")
         self._render_prompt = render_prompt
 
-    def whole(self, choices: list[Piece], used: dict[str, int]) -> bytes:
+    def whole(self, choices: list[Piece], used: Usage) -> bytes:
         """See `Shape`."""
         said = [
             {**self._choice(one, self._head.logprobs(one, whole=True)), **of_prompt(one, self._render_prompt)}
@@ -172,7 +176,7 @@ class CompletionShape:
         """See `Shape`."""
         return self._head.around_text("text_completion", lambda text: self._choice(Piece(index, text), None))
 
-    def usage_chunk(self, used: dict[str, int]) -> bytes:
+    def usage_chunk(self, used: Usage) -> bytes:
         """See `Shape`."""
         return self._head.usage_chunk("text_completion", used)
 
@@ -205,7 +209,7 @@ class ChatShape:
         self._echo = echo
         self._begun: set[int] = set()
 
-    def whole(self, choices: list[Piece], used: dict[str, int]) -> bytes:
+    def whole(self, choices: list[Piece], used: Usage) -> bytes:
         """See `Shape`."""
         said = [self._message(one) for one in choices]
         scored = of_prompt(choices[0], self._render_prompt)
@@ -225,7 +229,7 @@ class ChatShape:
         """See `Shape`."""
         return self._head.around_text(_CHAT_CHUNK, lambda text: self._delta(Piece(index), {"content": text}, None))
 
-    def usage_chunk(self, used: dict[str, int]) -> bytes:
+    def usage_chunk(self, used: Usage) -> bytes:
         """See `Shape`."""
         return self._head.usage_chunk(_CHAT_CHUNK, used)
 

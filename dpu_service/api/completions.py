@@ -10,7 +10,7 @@ from functools import partial
 
 from dpu_service import metrics
 from dpu_service.api.access import check_account, enter
-from dpu_service.api.answers import DONE, Piece, usage
+from dpu_service.api.answers import DONE, Piece, Usage, usage
 from dpu_service.api.deadline import Deadline
 from dpu_service.api.deciding import decide
 from dpu_service.api.errors import ApiError, from_sequences, internal
@@ -98,10 +98,15 @@ def _gone(*inboxes: Inbox) -> None:
 
 def _count_for_tenant(exchange: Exchange, prompt_tokens: int, completion_tokens: int) -> None:
     """The label is a name of the operator's own file of keys, so there are no more series than tenants."""
-    name = exchange.account.tenant.name if exchange.account is not None else ""
+    name = _tenant(exchange)
     if name:
         metrics.TENANT_TOKENS.labels(name, "prompt").inc(prompt_tokens)
         metrics.TENANT_TOKENS.labels(name, "completion").inc(completion_tokens)
+
+
+def _tenant(exchange: Exchange) -> str:
+    """Name of who asks; empty where there are no keys."""
+    return exchange.account.tenant.name if exchange.account is not None else ""
 
 
 async def _prepared(service: Service, exchange: Exchange, prepare: Prepare) -> tuple[Serving, Prepared]:
@@ -110,7 +115,7 @@ async def _prepared(service: Service, exchange: Exchange, prepare: Prepare) -> t
     body = await exchange.body(service.config.max_body_bytes, service.config.body_timeout)
     check_account(exchange)
     check_room([one for one in service.runtimes.servings if one.pump.ready])
-    serving, prepared = await prepare(partial(find, service), body)
+    serving, prepared = await prepare(partial(find, service), body, _tenant(exchange))
     exchange.forget_body()
     check_ready(service, exchange)
     return serving, prepared
@@ -122,8 +127,8 @@ def _give_up(generation: Generation, inbox: Inbox) -> None:
     inbox.fail(DeadlinePassedError("the client's deadline"))
 
 
-def _used(prepared: Prepared, generation: Generation) -> dict[str, int]:
-    return usage(prepared.plan.prompt_tokens, generation.completion_tokens)
+def _used(prepared: Prepared, generation: Generation) -> Usage:
+    return usage(prepared.plan.prompt_tokens, generation.completion_tokens, generation.cached_tokens)
 
 
 async def _whole(exchange: Exchange, generation: Generation, prepared: Prepared) -> str:

@@ -154,6 +154,13 @@ Priority = Annotated[
         "the first that came. 0, the default, is the lowest: a request can give way, not jump the queue.",
     ),
 ]
+CacheSalt = Annotated[
+    str,
+    Meta(
+        description="Requests share what is cached of their prompts only with those of the same tenant that have the "
+        "same text here. An empty one is none."
+    ),
+]
 User = Annotated[str, Meta(description="Ignored.")]
 Logprobs = Annotated[bool, Meta(description="Give the log-probability of each generated token.")]
 ROLES = ("system", "developer", "user", "assistant", "tool")

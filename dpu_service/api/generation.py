@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from blink_proto.arena import Finish
 from dpu_service import metrics
@@ -106,6 +107,13 @@ class Generation:
     def completion_tokens(self) -> int:
         """Tokens of all choices so far."""
         return sum(choice.text.tokens for choice in self._choices)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompts that none of their choices had to compute, as far as choices have begun."""
+        by_prompt = groupby(self._sequences, key=lambda each: id(each.prompt))
+        known = ([each.cached for each in choices if each.cached is not None] for _, choices in by_prompt)
+        return sum(min(found, default=0) for found in known)
 
     @property
     def mean_logprobs(self) -> list[float]:

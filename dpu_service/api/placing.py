@@ -62,7 +62,7 @@ def start(service: Service, exchange: Exchange, serving: Serving, plan: Plan, in
     Raises:
         SequencesError: none takes it.
     """
-    runtimes, prompts = service.runtimes, _hashes(service, exchange, plan)
+    runtimes, prompts = service.runtimes, _hashes(service, plan)
     failure = _none(service, serving)
     for room in runtimes.choices(serving, plan.wanted, prompts):
         try:
@@ -84,7 +84,7 @@ def pump_for(service: Service, exchange: Exchange, serving: Serving, plan: Plan)
     Raises:
         SequencesError: no runtime takes it.
     """
-    prompts = _hashes(service, exchange, plan)
+    prompts = _hashes(service, plan)
     for room in service.runtimes.choices(serving, plan.wanted, prompts):
         service.runtimes.sent(room.serving, 1, prompts)
         return room.serving.pump
@@ -98,12 +98,8 @@ def _none(service: Service, serving: Serving) -> SequencesError:
     return DeviceUnavailableError("no device takes requests now")
 
 
-def _hashes(service: Service, exchange: Exchange, plan: Plan) -> list[list[int]]:
+def _hashes(service: Service, plan: Plan) -> list[list[int]]:
     if len(service.runtimes) == 1:
         return []
-    return request_hashes((one.prompt for one in plan.wanted), _salt(exchange))
-
-
-def _salt(exchange: Exchange) -> bytes:
-    """No tenant learns by an answer's speed what another one has asked."""
-    return exchange.account.tenant.name.encode() if exchange.account is not None else b""
+    salt = plan.wanted[0].samplings[0].cache_salt.to_bytes(8, "little")
+    return request_hashes((one.prompt for one in plan.wanted), salt)

@@ -25,6 +25,7 @@ from dpu_service.api.logprobs import (
 )
 from dpu_service.api.prompts import Prompt, PromptRules, completion_prompts, last_tokens
 from dpu_service.api.requests import ChatRequest, CommonRequest, CompletionRequest, read_request
+from dpu_service.api.salt import cache_salt
 from dpu_service.api.sampling import Choices, fit_window, read_choices, read_counts, read_text_rules
 from dpu_service.api.tools import named, read_tools
 from dpu_service.api.unbuilt import refuse_unbuilt
@@ -59,18 +60,18 @@ class Prepared:
 
 Find = Callable[[str], Serving]
 """By the name of a model: what serves it. Raises ApiError where nothing does."""
-Prepare = Callable[[Find, bytes], Awaitable[tuple[Serving, Prepared]]]
-"""Checks a body; also gives what it was checked by. Raises ApiError for what is wrong with it."""
+Prepare = Callable[[Find, bytes, str], Awaitable[tuple[Serving, Prepared]]]
+"""Checks a body of a tenant; also gives what it was checked by. Raises ApiError for what is wrong with it."""
 
 
-async def prepare_completion(find: Find, body: bytes) -> tuple[Serving, Prepared]:
+async def prepare_completion(find: Find, body: bytes, tenant: str = "") -> tuple[Serving, Prepared]:
     """For /v1/completions; see `Prepare`."""
     request = read_request(body, CompletionRequest)
     serving = find(request.model)
     with_usage = _check_common(request)
     counts = read_counts(request.n, request.best_of, request.stream, serving.pump.queue_depth)
     asked = asked_of_completion(request, serving.geometry, ranked=counts.made > counts.answered)
-    choices = await _choices(serving, request, counts.made, asked)
+    choices = await _choices(serving, request, counts.made, asked, cache_salt(tenant, request.cache_salt))
     rules = read_text_rules(request)
     prompts = await completion_prompts(bytes(request.prompt), serving.encoder, _prompt_rules(serving, request, choices))
     plan = Plan(
@@ -88,14 +89,14 @@ async def prepare_completion(find: Find, body: bytes) -> tuple[Serving, Prepared
     return serving, Prepared([plan], shape, bool(request.stream), with_usage)
 
 
-async def prepare_chat(find: Find, body: bytes) -> tuple[Serving, Prepared]:
+async def prepare_chat(find: Find, body: bytes, tenant: str = "") -> tuple[Serving, Prepared]:
     """For /v1/chat/completions; see `Prepare`."""
     request = read_request(body, ChatRequest)
     serving = find(request.model)
     with_usage = _check_common(request)
     counts = read_counts(request.n, None, request.stream, serving.pump.queue_depth)
     asked = asked_of_chat(request, serving.geometry)
-    choices = await _choices(serving, request, counts.made, asked)
+    choices = await _choices(serving, request, counts.made, asked, cache_salt(tenant, request.cache_salt))
     encoder, window = serving.encoder, serving.geometry.window
     tools = read_tools(request.tools, request.tool_choice, request.parallel_tool_calls, encoder)
     if tools.required and counts.made > 1:
@@ -148,11 +149,11 @@ def _check_common(request: CommonRequest) -> bool:
     return bool(request.stream_options is not None and request.stream_options.include_usage)
 
 
-async def _choices(serving: Serving, request: CommonRequest, count: int, asked: Asked) -> Choices:
+async def _choices(serving: Serving, request: CommonRequest, count: int, asked: Asked, salt: int) -> Choices:
     vocab_size = serving.geometry.vocab_size
     banned = await read_bad_words(request.bad_words or [], serving.encoder, vocab_size)
     bias = read_bias(request.logit_bias, request.allowed_token_ids, vocab_size, banned)
-    return read_choices(request, count, bias, vocab_size, asked)
+    return read_choices(request, count, bias, vocab_size, asked, salt)
 
 
 def _window(serving: Serving, choices: Choices) -> int:

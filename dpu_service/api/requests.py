@@ -48,6 +48,7 @@ class CommonRequest(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: fields.KeepStop | None = None
     return_tokens_as_token_ids: fields.TokensAsIds | None = None
     truncate_prompt_tokens: fields.TruncatePrompt | None = None
+    cache_salt: fields.CacheSalt | None = None
 
     response_format: fields.Unbuilt = None
     guided_json: fields.Unbuilt = None
@@ -60,7 +61,6 @@ class CommonRequest(msgspec.Struct, kw_only=True):
     early_stopping: fields.Unbuilt = None
     logits_processors: fields.Unbuilt = None
     return_token_ids: fields.Unbuilt = None
-    cache_salt: fields.Unbuilt = None
     typical_p: fields.Unbuilt = None
     stop_regex: fields.Unbuilt = None
     regex: fields.Unbuilt = None

@@ -86,11 +86,12 @@ def read_counts(n: int | None, best_of: int | None, stream: bool | None, most: i
     return Counts(made, answered)
 
 
-def read_choices(request: CommonRequest, count: int, bias: Bias, vocab_size: int, asked: Asked) -> Choices:
+def read_choices(request: CommonRequest, count: int, bias: Bias, vocab_size: int, asked: Asked, salt: int) -> Choices:
     """Checks what is left beside the ranges in `fields`, and lengths, which come later.
 
     Args:
         count: choices of each prompt.
+        salt: of the prefix cache.
 
     Raises:
         ApiError: 400, naming the field.
@@ -110,6 +111,7 @@ def read_choices(request: CommonRequest, count: int, bias: Bias, vocab_size: int
         allow_only=bias.allow_only,
         logprobs=asked.of_device,
         priority=request.priority or 0,
+        cache_salt=salt,
     )
     return Choices(count, _seed(request.seed), bias, common, asked.scores_prompt)
 

@@ -26,7 +26,6 @@ HARMLESS: dict[str, list[Any]] = {
     "continuous_usage_stats": [False],
     "logits_processors": [{}, [], ""],
     "return_token_ids": [False],
-    "cache_salt": [""],
     "typical_p": [1],
     "stop_regex": [{}, [], ""],
     "regex": [""],

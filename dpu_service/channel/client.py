@@ -88,6 +88,7 @@ class News(msgspec.Struct):
     `finish` is NONE while it goes on. `fault` says what the device wrote that cannot be. `logprobs` has an item for
     each of the tokens, the token's own, then the most likely ones', and nothing for a sequence that wants none.
     `prompt_logprobs` has the same for tokens of the prompt: for all but the first one, in order, before any token.
+    `cached`, with a first token: those of the prompt that were in the device's prefix cache.
     """
 
     position: int
@@ -98,6 +99,7 @@ class News(msgspec.Struct):
     fault: str = ""
     logprobs: list[list[Logprob]] = []
     prompt_logprobs: list[list[Logprob]] = []
+    cached: int = 0
 
 
 class ChannelClient:
@@ -111,7 +113,7 @@ class ChannelClient:
         geometry.check()
         if not 0 <= channel < geometry.channels:
             raise ChannelError("the session names a channel that the arena does not have")
-        check_header(transport, geometry)
+        self.block_tokens = check_header(transport, geometry)
         self.geometry = geometry
         self._transport = transport
         self._outbound = arena.OutboundLayout(geometry.sizes)
@@ -322,7 +324,7 @@ class ChannelClient:
         return records[: -1 - behind]
 
     def _sort_plain(self, sequences: list[int], tokens: list[int]) -> list[News]:
-        """Of tokens that are nobody's last, while nobody wants log-probabilities."""
+        """Of tokens of which there is nothing else to say, while nobody wants log-probabilities."""
         news: dict[int, News] = {}
         for sequence, token in zip(sequences, tokens, strict=True):
             if not self._took_plain(sequence, token, news):
@@ -334,8 +336,8 @@ class ChannelClient:
         groups, orphans = grouped(records)
         self.unknown_records += orphans
         for group in groups:
-            sequence, kind, finish, _, token = group.record
-            quick = kind == _TOKEN and finish == _GOES_ON and not group.logprobs
+            sequence, kind, finish, detail, token = group.record
+            quick = kind == _TOKEN and finish == _GOES_ON and not detail and not group.logprobs
             if not (quick and self._took_plain(sequence, token, news)):
                 self._take(group, news)
         return list(news.values())
@@ -368,11 +370,13 @@ class ChannelClient:
 
     def _judge(self, tracked: Tracked, group: Group, earlier: News) -> News:
         record, tokens, logprobs, scored = group.record, earlier.tokens, earlier.logprobs, earlier.prompt_logprobs
+        cached = earlier.cached
         fault = self._fault(tracked, group)
         if fault:
             return News(tracked.position, tokens, arena.Finish.ERROR, fault=fault, logprobs=logprobs)
         if record.kind == arena.RecordKind.TOKEN:
             tokens.append(record.token)
+            cached = cached or record.detail * self.block_tokens
             if tracked.logprobs:
                 logprobs.append(group.logprobs)
             tracked.tokens_left -= 1
@@ -380,7 +384,7 @@ class ChannelClient:
             scored.append(group.logprobs)
             tracked.prompt_left -= 1
         finish, kind = arena.Finish(record.finish), arena.RecordKind(record.kind)
-        return News(tracked.position, tokens, finish, kind, record.detail, "", logprobs, scored)
+        return News(tracked.position, tokens, finish, kind, record.detail, "", logprobs, scored, cached)
 
     def _fault(self, tracked: Tracked, group: Group) -> str:
         """What about a record and the log-probabilities behind it cannot be, or an empty string."""
@@ -388,6 +392,7 @@ class ChannelClient:
         wanted = tracked.logprobs if group.record.kind in _WITH_LOGPROBS else 0
         return (
             fault_of(group.record, vocab_size, tracked.tokens_left)
+            or fault_of_cached(group.record, tracked, self.block_tokens)
             or fault_of_prompt(group.record, tracked.prompt.tokens, tracked.prompt_left)
             or fault_of_logprobs(group.logprobs, wanted, vocab_size)
         )
@@ -420,6 +425,12 @@ def fault_of(record: Record, vocab_size: int, tokens_left: int) -> str:
     if record.kind == arena.RecordKind.REJECT and record.finish != arena.Finish.ERROR:
         return "a refusal that is no error"
     return "an end without a reason" if record.finish in (arena.Finish.NONE, arena.Finish.STOP) else ""
+
+
+def fault_of_cached(record: Record, tracked: Tracked, block_tokens: int) -> str:
+    """What about the cached tokens of a prompt cannot be: its last one is always computed."""
+    impossible = record.kind == arena.RecordKind.TOKEN and record.detail * block_tokens >= len(tracked.prompt.tokens)
+    return "more cached tokens than the prompt has" if impossible and record.detail else ""
 
 
 def fault_of_prompt(record: Record, prompt: Items[int], prompt_left: int) -> str:

@@ -9,6 +9,8 @@ from blink_proto import arena
 from dpu_service.channel.errors import ChannelError
 from dpu_service.transport.base import Transport
 
+MOST_BLOCK_TOKENS = 4096
+
 
 class Geometry(msgspec.Struct, frozen=True):
     """What the session says of the arena."""
@@ -67,8 +69,9 @@ class Geometry(msgspec.Struct, frozen=True):
             raise ChannelError("the arena's region sizes do not follow from its ring sizes")
 
 
-def check_header(transport: Transport, geometry: Geometry) -> None:
-    """Compares the arena's own header with the session.
+def check_header(transport: Transport, geometry: Geometry) -> int:
+    """Compares the arena's own header with the session; gives the one thing that it says besides, the tokens of a block
+    of the KV cache.
 
     Raises:
         ChannelError: a field differs (an arena of another epoch, version or byte order).
@@ -81,3 +84,7 @@ def check_header(transport: Transport, geometry: Geometry) -> None:
     for field in msgspec.structs.fields(Geometry):
         if int(header[field.name]) != getattr(geometry, field.name):
             raise ChannelError(f"the arena's header and the session differ in {field.name}")
+    block_tokens = int(header["block_tokens"])
+    if not 1 <= block_tokens <= MOST_BLOCK_TOKENS:
+        raise ChannelError("the arena's blocks have an impossible size")
+    return block_tokens

@@ -15,6 +15,8 @@ from dpu_service.transport.base import Range, Transport
 _LAPS = (1 << 16) - 1
 _BELOW_SEQUENCE = arena.pack_token_head(_LAPS, 0xFF, 0xFF, 0)
 """What of a record's first word is not its sequence."""
+_BELOW_TOKEN = arena.pack_token_body(_LAPS, 0xFFFF, 0)
+"""What of its second word is not its token."""
 _SHORTEST_LOOK = 64
 _LONGEST_LOOK = 4096
 """Records to fetch ahead of knowing how many there are."""
@@ -79,7 +81,7 @@ class TokenLog:
 
     def read_plain(self, written: int) -> tuple[list[int], list[int]] | None:
         """The quick way for what is nearly always there: sequences and tokens of all records below `written`, where all
-        are complete, tokens, and nobody's last. None, with nothing read, where `read` has to look.
+        are complete, tokens, nobody's last, and without a detail. None, with nothing read, where `read` has to look.
 
         Raises:
             ChannelError: see `read`.
@@ -92,7 +94,7 @@ class TokenLog:
         head, body = records["head"], records["body"]
         lap = self.position // self._slots % _LAPS + 1
         plain = arena.pack_token_head(lap, arena.RecordKind.TOKEN, arena.Finish.NONE, 0)
-        if ((head & _BELOW_SEQUENCE) != plain).any() or ((body & _LAPS) != lap).any():
+        if ((head & _BELOW_SEQUENCE) != plain).any() or ((body & _BELOW_TOKEN) != arena.pack_token_body(lap, 0, 0)).any():
             return None
         self.position += count
         return (head >> 32).tolist(), (body >> 32).tolist()

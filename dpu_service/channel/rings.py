@@ -13,7 +13,7 @@ from dpu_service.transport.base import Transport
 _LAPS = (1 << 32) - 1
 _SEED_MASK = (1 << 64) - 1
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-_PLAIN = ("min_p", *_PENALTIES, "min_tokens", "logprobs", "priority")
+_PLAIN = ("min_p", *_PENALTIES, "min_tokens", "logprobs", "priority", "cache_salt")
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Sampling:
     """0, or 1 + number of most likely tokens whose log-probabilities come with each token."""
     priority: int = 0
     """Class by which the device admits what waits, the lowest first; 32 bits with a sign."""
+    cache_salt: int = 0
+    """Only sequences with the same one share what the device keeps of their prompts; 64 bits."""
     prompt_logprobs: bool = False
     """With `logprobs`: those of the prompt's tokens too, from the second one on. Only then may `max_tokens` be 0, for
     prompts of two tokens or more."""

@@ -58,6 +58,8 @@ class Running:
     position: int | None = None
     started: bool = False
     over: bool = False
+    cached: int | None = None
+    """Tokens of the prompt that the device had in its prefix cache; None before the first token."""
     abandoned: bool = field(default=False, repr=False)
 
 
@@ -301,6 +303,8 @@ class Pump:
             sequence = self._by_position.get(item.position)
             if sequence is None:
                 continue
+            if not sequence.started and item.tokens:
+                sequence.cached = item.cached
             if item.finish is not Finish.NONE:
                 del self._by_position[item.position]
                 self._end(sequence)

@@ -162,6 +162,7 @@ class _Device:
         header["magic"], header["byte_order"] = arena.MAGIC, arena.BYTE_ORDER_MARK
         for name in self.geometry.__struct_fields__:
             header[name] = getattr(self.geometry, name)
+        header["block_tokens"] = 2
 
 
 def _play(client: ChannelClient, device: _Device) -> None:
@@ -200,6 +201,7 @@ def _check(client: ChannelClient, news: list[News], got: dict[int, int]) -> None
         got[item.position] = got.get(item.position, 0) + len(item.tokens)
         assert got[item.position] <= MAX_TOKENS
         assert all(0 <= token < VOCABULARY for token in item.tokens)
+        assert item.cached in (0, 2), "of a prompt of three tokens in blocks of two"
         assert item.finish in Finish
         assert item.fault or item.kind in (RecordKind.TOKEN, RecordKind.END, RecordKind.REJECT)
         for logprobs in item.logprobs:

@@ -39,6 +39,7 @@ SchedulerConfig small_config() {
   config.max_running = 4;
   config.token_budget = 8;
   config.block_tokens = 4;
+  config.prefix_cache = 1;
   config.blocks = 20;
   config.blocks_per_sequence = 12;
   config.eos_count = 1;

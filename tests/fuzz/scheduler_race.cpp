@@ -98,6 +98,7 @@ int main() {
   config.token_budget = config.buckets[0] = 8;
   config.bucket_count = 1;
   config.block_tokens = 4;
+  config.prefix_cache = 1;
   config.blocks = 65;
   config.blocks_per_sequence = 16;
   config.intake_tokens = 64;

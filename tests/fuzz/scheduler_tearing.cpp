@@ -37,6 +37,7 @@ blink::layout::SchedulerConfig small_config() {
   config.token_budget = config.buckets[0] = 16;
   config.bucket_count = 1;
   config.block_tokens = 4;
+  config.prefix_cache = 1;
   config.blocks = 20;
   config.blocks_per_sequence = 12;
   config.intake_tokens = 64;

@@ -25,6 +25,7 @@ from tests.replay.script import Playing, Script, Submission, logprobs_of
 
 SHM = Path("/dev/shm")
 TURN_SECONDS = 0.0005
+BLOCK_TOKENS = 16
 
 
 @dataclass
@@ -170,7 +171,7 @@ class ReplayDevice:
         assert start + count <= self.sizes.heap_tokens
         heap = self._in.channel_offset(index) + self._in.channel_heap_offset + 4 * start
         prompt = tuple(np.frombuffer(self.inbound, "<u4", count, heap).tolist())
-        integers = ("max_tokens", "top_k", "seed", "flags", "min_tokens", "logprobs", "priority")
+        integers = ("max_tokens", "top_k", "seed", "flags", "min_tokens", "logprobs", "priority", "cache_salt")
         numbers = {name: int(record[name]) for name in integers}
         penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
         floats = {name: float(record[name]) for name in ("temperature", "top_p", "min_p", *penalties)}
@@ -246,10 +247,11 @@ class ReplayDevice:
             finish = script.finish if last else Finish.NONE
             if finish is Finish.NONE and playing.said == wanted:
                 finish = Finish.LENGTH
+            found = script.found if playing.said == 1 else 0
             if finish is Finish.NONE:
-                self._say(index, position, RecordKind.TOKEN, finish, token)
+                self._say(index, position, RecordKind.TOKEN, finish, token, found)
             else:
-                self._over(index, position, RecordKind.TOKEN, finish, token, ErrorCode.NONE)
+                self._over(index, position, RecordKind.TOKEN, finish, token, found)
             count = playing.submission.logprobs
             self._say_logprobs(index, logprobs_of(script.logprobs, script.tokens, playing.said - 1, count))
             self._generated += 1
@@ -266,13 +268,13 @@ class ReplayDevice:
             head = arena.pack_logprob_head(0, RecordKind.LOGPROB, k or 3, bits)
             self.write_record(index, head, arena.pack_logprob_body(0, 0, token))
 
-    def _over(self, index: int, position: int, kind: RecordKind, finish: Finish, token: int, error: ErrorCode) -> None:
+    def _over(self, index: int, position: int, kind: RecordKind, finish: Finish, token: int, detail: int) -> None:
         del self.channels[index].playing[position]
-        self._say(index, position, kind, finish, token, error)
+        self._say(index, position, kind, finish, token, detail)
 
-    def _say(self, index: int, position: int, kind: int, finish: int, token: int, error: int = 0) -> None:
+    def _say(self, index: int, position: int, kind: int, finish: int, token: int, detail: int = 0) -> None:
         head = arena.pack_token_head(0, kind, finish, position)
-        self.write_record(index, head, arena.pack_token_body(0, error, token))
+        self.write_record(index, head, arena.pack_token_body(0, detail, token))
         self.finished[Finish(finish)] += 1
 
     def _commit(self, channel: Channel, position: int, slots: int) -> int:
@@ -309,6 +311,7 @@ class ReplayDevice:
             header[name] = getattr(self.sizes, name)
         header["vocab_size"] = self.vocab_size
         header["max_model_tokens"] = header["max_sequence_tokens"] = self.window
+        header["block_tokens"] = BLOCK_TOKENS
         header["inbound_bytes"], header["outbound_bytes"] = self._in.total_bytes, self._out.total_bytes
         header["magic"] = arena.MAGIC
 

@@ -29,6 +29,7 @@ class Submission:
     min_tokens: int
     logprobs: int
     priority: int
+    cache_salt: int
     bias: tuple[tuple[int, float], ...]
     bans: tuple[tuple[int, ...], ...]
 
@@ -43,6 +44,7 @@ class Script:
     Without any, token t has -0.5 and rank 3, and the likely ones are t + 1, t + 2, … with -1, -1.5, …
     Where it wants those of its prompt too, they come first, all at once as far as the log has room: `prompt_logprobs`
     in turn, from the second token on, or by the same rule. With `max_tokens` 0 nothing else comes.
+    `found`: blocks of the prompt that the prefix cache is said to have had.
     """
 
     tokens: list[int]
@@ -52,6 +54,7 @@ class Script:
     end_apart: bool = False
     error: ErrorCode = ErrorCode.NONE
     reject: bool = False
+    found: int = 0
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     prompt_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 

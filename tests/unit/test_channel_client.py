@@ -99,6 +99,27 @@ def test_tokens_come_back_in_order_through_a_log_much_smaller_than_they_are(devi
     assert device.channels[0].protocol_errors == 0
 
 
+def test_the_first_token_tells_how_much_of_the_prompt_was_cached(device: ReplayDevice) -> None:
+    """Blocks have 16 tokens; of a prompt of 33 two can be cached, of one of 32 just one."""
+    device.script = lambda s: Script([7, 8, 9], found=2)
+    client = attach(device)
+    whole, short = ask(client, [1] * 33), client.submit(SharedPrompt([1] * 30, 1), Sampling(1))
+    news = poll_until_over(client, device, 2)
+    assert whole is not None
+    assert short is not None
+    assert sum(item.cached for item in news[whole]) == 32
+    assert [token for item in news[whole] for token in item.tokens] == [7, 8, 9]
+    assert [item.fault for item in news[short]] == ["more cached tokens than the prompt has"]
+
+
+@pytest.mark.parametrize("size", [0, 4097, 2**32 - 1])
+def test_blocks_of_an_impossible_size_are_refused(device: ReplayDevice, size: int) -> None:
+    at = arena.OutboundLayout(SIZES).header_offset + arena.ARENA_HEADER_OFFSETS["block_tokens"]
+    device.outbound[at : at + 4] = struct.pack("<I", size)
+    with pytest.raises(ChannelError, match="impossible size"):
+        attach(device)
+
+
 def test_a_full_submit_ring_refuses_until_the_device_takes(device: ReplayDevice) -> None:
     client = attach(device)
     device.taking = False

@@ -193,7 +193,6 @@ def test_values_out_of_range(front: FrontEnd, field: str, value: Any) -> None:
         ("logits_processors", ["x"]),
         ("return_token_ids", True),
         ("use_beam_search", True),
-        ("cache_salt", "x"),
         ("response_format", {"type": "json_object"}),
         ("guided_regex", "a+"),
     ],

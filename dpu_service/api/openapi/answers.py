@@ -19,12 +19,21 @@ Index = Annotated[int, Meta(ge=0, description="Prompt · `n` + choice.")]
 Count = Annotated[int, Meta(ge=0)]
 
 
+class PromptTokensDetails(Struct):
+    """Of the tokens of the prompts."""
+
+    cached_tokens: Annotated[int, Meta(ge=1, description="Not computed, since the device had them in its cache.")]
+
+
 class Usage(Struct):
     """Tokens that were read and made. A token that ended the answer counts."""
 
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
+    prompt_tokens_details: Annotated[
+        PromptTokensDetails | UnsetType, Meta(description="Where the device had some of the prompts in its cache.")
+    ] = UNSET
 
 
 class CompletionLogprobs(Struct):

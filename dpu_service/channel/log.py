@@ -94,7 +94,8 @@ class TokenLog:
         head, body = records["head"], records["body"]
         lap = self.position // self._slots % _LAPS + 1
         plain = arena.pack_token_head(lap, arena.RecordKind.TOKEN, arena.Finish.NONE, 0)
-        if ((head & _BELOW_SEQUENCE) != plain).any() or ((body & _BELOW_TOKEN) != arena.pack_token_body(lap, 0, 0)).any():
+        alone = arena.pack_token_body(lap, 0, 0)
+        if ((head & _BELOW_SEQUENCE) != plain).any() or ((body & _BELOW_TOKEN) != alone).any():
             return None
         self.position += count
         return (head >> 32).tolist(), (body >> 32).tolist()

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
 ASK_AGAIN_SECONDS = 2.0
-TOGETHER = 128
+TOGETHER = 32
 """Requests that take their news before the first of them sends (see `Listener`); more would only let it wait longer."""
 _SOUND = (Finish.NONE, Finish.STOP, Finish.LENGTH)
 

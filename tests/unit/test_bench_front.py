@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 
 import pytest
 
-from tests.bench.front import stages, text, tokenising
+from tests.bench.front import servers, stages, text, tokenising
 from tests.bench.front.streams import Scenario, measure
 
 
@@ -22,6 +23,16 @@ def test_streams(scenario: Scenario) -> None:
     assert 0 < got.delay_p50 <= got.delay_p99 <= got.delay_max < 1000
     assert got.tokens_per_event >= 1
     assert all(value >= 0 for value in dataclasses.asdict(got).values())
+
+
+@pytest.mark.parametrize("server", servers.SERVERS, ids=lambda server: server.name)
+def test_servers_side_by_side(server: servers.Server) -> None:
+    """The reader raises where an event is lost."""
+    program = server.command.split()[0]
+    if "." not in program and importlib.util.find_spec(program) is None:
+        pytest.skip(f"{program} is not installed (the extra bench)")
+    got = servers.measure(server, 0.3, streams=4)
+    assert all(value > 0 for value in dataclasses.asdict(got).values())
 
 
 def test_tick_tokens_have_their_numbers_as_text() -> None:

@@ -19,7 +19,6 @@ from blink_proto.arena import Finish, RecordKind
 from dpu_service.api.answering import Answering
 from dpu_service.api.answers import ChatShape, Piece
 from dpu_service.api.generation import Plan
-from dpu_service.channel.client import News
 from dpu_service.channel.log import TokenLog
 from dpu_service.channel.rings import Sampling
 from dpu_service.sequences.pump import Wanted
@@ -61,7 +60,7 @@ def decoding() -> Callable[[], object]:
 
     def work() -> None:
         log.unread(log.position)
-        assert len(log.read(TOKENS)) == TOKENS
+        assert log.read_plain(TOKENS) is not None
 
     return work
 
@@ -71,10 +70,10 @@ def wording() -> Callable[[], object]:
     bundle = TextBundle(text.files())
     plan = Plan([Wanted([1], [Sampling(1)] * TOKENS)])
     choices: list[Answering] = plan.answerings(bundle)
-    item = News(0, [TOKEN])
+    decodes = [choice.decode for choice in choices if choice.decode is not None]
 
     def work() -> None:
-        assert all(choice.feed(item).text == "1234" for choice in choices)
+        assert [decode([TOKEN]) for decode in decodes] == ["1234"] * TOKENS
 
     return work
 
@@ -82,9 +81,9 @@ def wording() -> Callable[[], object]:
 def rendering() -> Callable[[], object]:
     """Text to events."""
     shape = ChatShape("tiny", False, None, lambda found: [], lambda: "")
-    piece = Piece(0, "1234")
-    shape.chunk(piece)
-    return lambda: [shape.chunk(piece) for _ in range(TOKENS)]
+    shape.chunk(Piece(0, "1234"))
+    before, behind = shape.around_text(0)
+    return lambda: [b"%b%b%b" % (before, msgspec.json.encode("1234"), behind) for _ in range(TOKENS)]
 
 
 def encoding(encode: Callable[[Any], object]) -> Callable[[], object]:

@@ -117,6 +117,31 @@ def test_long_prompts_in_chunks(front: Front) -> None:
     assert crowd == alone(front, texts + prompts(16), 16)
 
 
+def test_a_cached_prefix_gives_the_tokens_of_an_uncached_one(front: Front) -> None:
+    """Prompts that begin alike, and conversations that go on, in float32: under a salt of its own each is computed;
+    under one salt only what is behind the last full block of 16 tokens that others had is."""
+    common, block = token_prompt(400, VOCABULARY, 90), 16
+    texts = [common[: 400 - 7 * index] + token_prompt(5 + index, VOCABULARY, index) for index in range(8)]
+    apart = [front.submit(text, 40, cache_salt=100 + index) for index, text in enumerate(texts)]
+    front.run(apart)
+    front.run([front.submit(common, 1, cache_salt=1)])
+    before = front.telemetry()
+    made = [front.submit(text, 40, cache_salt=1) for text in texts]
+    front.run(made)
+    after = front.telemetry()
+    assert [one.tokens for one in made] == [one.tokens for one in apart]
+    found = sum((400 - 7 * index) // block * block for index in range(8))
+    assert after["prefix_hits"] - before["prefix_hits"] == found
+    assert after["prompt_tokens"] - before["prompt_tokens"] == sum(map(len, texts)) - found
+    longer = [[*text, *one.tokens, 5, 6, 7] for text, one in zip(texts, made, strict=True)]
+    alone = [front.submit(text, 40, cache_salt=200 + index) for index, text in enumerate(longer)]
+    again = [front.submit(text, 40, cache_salt=1) for text in longer]
+    front.run(alone + again)
+    assert [one.tokens for one in again] == [one.tokens for one in alone]
+    hits = front.telemetry()["prefix_hits"] - after["prefix_hits"]
+    assert hits == sum((len(text) + 39) // block * block for text in texts)
+
+
 def test_sampling_repeats_by_its_seed(front: Front) -> None:
     """A seeded draw is the same alone and in a crowd, and another seed draws something else."""
     text = prompts(40)[39]

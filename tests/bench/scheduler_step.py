@@ -39,6 +39,7 @@ def step_times(sequences: int) -> np.ndarray:
         blocks=256 * 64 + 1,
         blocks_per_sequence=128,
         lease_timeout_ns=10**15,
+        prefix_cache=1,
     )
     memory = Memory(config)
     scheduler = HostScheduler(config, memory.inbound, memory.outbound)

@@ -20,7 +20,7 @@ ONE_OF = {"TokenizeRequest": "messages"}
 
 
 def for_this_model(keys: bool = False) -> dict[str, Any]:
-    """Requests are for the served model: else every answer would be 404.
+    """Requests are for the served model, and have all the time they want: else every answer would be 404 or 504.
 
     Args:
         keys: the server wants them.
@@ -30,6 +30,9 @@ def for_this_model(keys: bool = False) -> dict[str, Any]:
         del made["security"]
     for schema in _requests(made).values():
         schema["properties"]["model"] = {"enum": [MODEL] if "model" in schema["required"] else [MODEL, None]}
+    for methods in made["paths"].values():
+        for operation in methods.values():
+            operation["parameters"] = [one for one in operation.get("parameters", []) if one["in"] != "header"]
     return made
 
 
@@ -42,9 +45,6 @@ def only_served() -> dict[str, Any]:
         _bound_tokens(schema)
     tokenize = made["components"]["schemas"]["TokenizeRequest"]
     tokenize["required"], tokenize["properties"]["prompt"] = ["prompt"], {"type": "string"}
-    for methods in made["paths"].values():
-        for operation in methods.values():  # an answer in time
-            operation["parameters"] = [one for one in operation.get("parameters", []) if one["in"] != "header"]
     made["components"]["schemas"]["ChatRequest"]["properties"]["messages"]["maxItems"] = 4
     message = made["components"]["schemas"]["Message"]
     message["properties"] = {"role": {"enum": ["system", "user"]}, "content": {"type": "string"}}

@@ -69,6 +69,15 @@ def test_a_stream_goes_on_while_the_runtime_is_stopped(doca_server: Serving):
         control.resume()
 
 
+def test_no_process_may_leave_a_core_file(doca_server: Serving):
+    """Nor be looked into: see `tests/rdma` for what comes of a signal that would leave one."""
+    modules = ("dpu_service.main", "dpu_service.worker", "gpu_runtime.main", "gpu_runtime.chain.soft")
+    for module in modules:
+        limits = Path(f"/proc/{doca_server.child(module).pid}/limits").read_text()
+        (line,) = [one for one in limits.splitlines() if one.startswith("Max core file size")]
+        assert line.split()[-3:-1] == ["0", "0"], module
+
+
 def test_workers_that_die_get_new_sessions(doca_server: Serving):
     before = ask(doca_server, prompt=PROMPTS[1])
     workers = [

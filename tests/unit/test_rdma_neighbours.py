@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
@@ -35,9 +36,27 @@ def test_a_peer_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
         later = answers[1:]
         monkeypatch.setattr("socket.socket.connect_ex", lambda *_, now=answers[0]: now)
         monkeypatch.setattr("socket.socket.getsockopt", lambda *_, later=later: later[0])
-        monkeypatch.setattr("blink_proto.rdma.neighbours._is_known", lambda _: False)
         with pytest.raises(RdmaError, match="nobody has the peer's address"):
             wake_neighbour("127.0.0.1", "127.0.0.2")
+
+
+TABLE = """\
+IP address       HW type     Flags       HW address            Mask     Device
+127.0.0.9        0x1         0x0         00:00:00:00:00:00     *        eth0
+127.0.0.1        0x1         0x0         00:00:00:00:00:00     *        eth1
+127.0.0.1        0x1         0x2         52:54:00:12:34:56     *        eth0
+"""
+
+
+def test_the_table_of_neighbours_decides_where_no_answer_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "arp").write_text(TABLE)
+    monkeypatch.setattr("blink_proto.rdma.neighbours._ARP", tmp_path / "arp")
+    monkeypatch.setattr("socket.socket.connect_ex", lambda *_: 115)  # EINPROGRESS, for ever
+    monkeypatch.setattr("socket.socket.getsockopt", lambda *_: 115)
+    wake_neighbour("127.0.0.1", "127.0.0.1", 5)
+    with pytest.raises(RdmaError, match="nobody has the peer's address"):
+        wake_neighbour("127.0.0.1", "127.0.0.9", 0.1)
+    wake_neighbour("127.0.0.1", "127.0.0.2", 0.1)  # beyond a router: the kernel shall see
 
 
 @pytest.mark.parametrize("address", ["10.9.0.1", "fe80::1", "2001:db8::17"])

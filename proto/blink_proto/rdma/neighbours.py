@@ -15,8 +15,8 @@ from pathlib import Path
 from blink_proto.rdma.binding import RdmaError
 
 ROCE_PORT = 4791
-SECONDS = 3.5
-"""The kernel gives up after three questions of a second each."""
+SECONDS = 1.5
+"""For two of the kernel's questions, which it asks a second apart."""
 _SLICE_MS = 20
 _ARP = Path("/proc/net/arp")
 _COMPLETE = 2
@@ -24,7 +24,8 @@ _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 def wake_neighbour(own: str, peer: str, seconds: float = SECONDS) -> None:
-    """Returns when the way to `peer` is known, or nobody can tell: some firewalls let no answer through.
+    """Returns when the way to `peer` is known, or nobody can tell, as behind a router whose firewall lets no answer
+    through, or over IPv6: the kernel then finds out by itself, or refuses.
 
     A TCP connection to the port that RoCE has for UDP is begun; its refusal is as good as its success.
 
@@ -42,17 +43,19 @@ def wake_neighbour(own: str, peer: str, seconds: float = SECONDS) -> None:
         end = time.monotonic() + seconds
         poller = select.poll()
         poller.register(attempt, select.POLLOUT)
-        while status == errno.EINPROGRESS and not _is_known(peer) and time.monotonic() < end:
+        while status == errno.EINPROGRESS and _answered(peer) is not True and time.monotonic() < end:
             if poller.poll(_SLICE_MS):
                 status = attempt.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if status in _UNREACHABLE:
+    if status in _UNREACHABLE or (status == errno.EINPROGRESS and _answered(peer) is False):
         raise RdmaError("nobody has the peer's address")
 
 
-def _is_known(peer: str) -> bool:
-    """By the kernel's table of IPv4 neighbours."""
+def _answered(peer: str) -> bool | None:
+    """Whether a neighbour has told its hardware address, by the kernel's table of IPv4 neighbours; None where the peer
+    is not in there."""
     try:
         rows = [line.split() for line in _ARP.read_text().splitlines()[1:]]
     except OSError:
-        return False
-    return any(row[0] == peer and int(row[2], 16) & _COMPLETE for row in rows if len(row) > 2)
+        return None
+    flags = [int(row[2], 16) for row in rows if len(row) > 2 and row[0] == peer]
+    return any(one & _COMPLETE for one in flags) if flags else None

@@ -44,9 +44,7 @@ while sleep 0.2; do
   if rm /mnt/out/start 2>/dev/null; then start; fi
   if [ -e /mnt/out/kill ]; then end_processes; fi
   if rm /mnt/out/look 2>/dev/null; then
-    for what in status sessions "-o json sessions"; do
-      $PYTHON -m blink_deploy.ctl --runtime 10.9.0.2:50051 --certs {certs} --timeout 60 $what
-    done
+    $PYTHON -m blink_deploy.ctl --runtime 10.9.0.2:50051 --certs {certs} --timeout 60 -o json sessions
     show_secrets
   fi
 done
@@ -263,6 +261,7 @@ def numbers_of(told: str) -> set[int]:
     return {number for number in (int(one, 0) for one in found) if number > 99_999}
 
 
+@pytest.mark.parametrize("front_machine", ["amd64"], indirect=True)
 def test_nothing_secret_is_said(pair: Pair) -> None:
     numbers: set[int] = set()
     for guest in (pair.front, pair.runtime):
@@ -270,7 +269,7 @@ def test_nothing_secret_is_said(pair: Pair) -> None:
         guest.wait_for("secrets shown", ANSWER_SECONDS)
         numbers |= numbers_of((guest.out / "secrets").read_text())
     assert len(numbers) >= 4
-    assert pair.runtime.said().count("verbs") >= 3, "blinkctl has shown a session"
+    assert "opened_unix_seconds" in pair.runtime.said(), "blinkctl has shown a session"
     said = pair.front.said() + pair.runtime.said()
     for path in ("/metrics", "/health", "/ready", "/v1/models", "/version", "/v1/nothing"):
         said += httpx.get(f"{pair.url}{path}", verify=_no_check()).text

@@ -29,6 +29,8 @@ from tests.tiny import save_tiny
 
 BOOT_SECONDS = 300.0
 ANSWER_SECONDS = 120.0
+TRY_SECONDS = 30.0
+"""Clocks of two machines on too few cores drift apart by minutes, and with them all that has a time limit."""
 LONG = 480
 REQUEST = {"model": "tiny", "prompt": "RDMA ", "max_tokens": 24, "temperature": 0, "ignore_eos": True, "logprobs": 2}
 
@@ -107,9 +109,9 @@ def _no_check() -> ssl.SSLContext:
     return context
 
 
-def complete(url: str) -> dict[str, Any]:
+def complete(url: str, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
     """The completion's choice."""
-    answer = httpx.post(f"{url}/v1/completions", json=REQUEST, verify=_no_check(), timeout=ANSWER_SECONDS)
+    answer = httpx.post(f"{url}/v1/completions", json=REQUEST, verify=_no_check(), timeout=seconds)
     assert answer.status_code == 200, answer.text
     choice: dict[str, Any] = answer.json()["choices"][0]
     return choice
@@ -170,7 +172,7 @@ class Pair:
     def completes(self) -> bool:
         """Whether a request is answered now."""
         try:
-            return "text" in complete(self.url)
+            return "text" in complete(self.url, TRY_SECONDS)
         except (AssertionError, httpx.HTTPError):
             return False
 
@@ -241,7 +243,7 @@ def test_a_worker_that_dies_is_replaced_by_one_with_a_new_connection(pair: Pair)
     before = pair.front.said().count("session opened")
     tell(pair.front, "kill", "KILL dpu_service.worker")
     pair.front.wait_for("SIGKILL for 1 of dpu_service.worker", ANSWER_SECONDS)
-    assert pair.recovers(ANSWER_SECONDS)
+    assert pair.recovers(BOOT_SECONDS)
     assert pair.front.said().count("session opened") == before + 1
 
 
@@ -249,7 +251,7 @@ def test_a_link_that_was_cut_ends_streams_and_is_taken_up_again(pair: Pair, over
     assert ended_by_an_error(pair.interrupted(lambda: tell(pair.front, "cut")))
     assert pair.refuses()
     tell(pair.front, "mend")
-    assert pair.recovers(ANSWER_SECONDS)
+    assert pair.recovers(BOOT_SECONDS)
     assert complete(pair.url)["text"] == over_shared_memory["text"]
     assert "lost the connection to the arena" in pair.front.said()
 

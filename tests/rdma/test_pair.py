@@ -31,6 +31,7 @@ BOOT_SECONDS = 300.0
 ANSWER_SECONDS = 120.0
 TRY_SECONDS = 30.0
 """Clocks of two machines on too few cores drift apart by minutes, and with them all that has a time limit."""
+pytestmark = pytest.mark.timeout(2 * BOOT_SECONDS)
 LONG = 480
 REQUEST = {"model": "tiny", "prompt": "RDMA ", "max_tokens": 24, "temperature": 0, "ignore_eos": True, "logprobs": 2}
 
@@ -214,7 +215,6 @@ def pair(
                 guest.stop()
 
 
-@pytest.mark.timeout(2 * BOOT_SECONDS)
 def test_a_completion_through_two_machines_is_that_of_one(pair: Pair, over_shared_memory: dict[str, Any]) -> None:
     choice = complete(pair.url)
     assert choice["text"] == over_shared_memory["text"]

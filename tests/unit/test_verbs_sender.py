@@ -113,6 +113,28 @@ def test_a_failed_completion_fails_everything_after_it() -> None:
             again()
 
 
+def test_work_that_is_never_done_fails_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("dpu_service.transport.verbs.sender.time.monotonic", lambda: now[0])
+    pair = Pair()
+    sender, _ = make_sender(pair)
+    now[0] += 1000  # with nothing under way
+    sender.progress()
+    sender.send(Batch([Payload(b"x", 0, 7)]))
+    sender.send(Batch([Payload(b"y", 1, 7)]))
+    now[0] += 1000  # this process was stopped meanwhile; the work was done
+    pair.work(1)
+    sender.progress()
+    pair.work(1)
+    sender.progress()
+    sender.send(Batch([Payload(b"z", 2, 7)]))
+    now[0] += 9
+    sender.progress()
+    now[0] += 2
+    with pytest.raises(TransportError, match="has not done its work"):
+        sender.progress()
+
+
 def make_mirror(pair: Pair, size: int) -> tuple[Mirror, Sender]:
     sender, memory = make_sender(pair)
     return Mirror(sender, memory, STAGING, Windows([Window(0, size, 0, 9)], size), size), sender

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ DEPTH = 256
 """Pieces of work on the queue pair at once."""
 PIECE_BYTES = 256 << 10
 """Longer writes are cut."""
+STUCK_SECONDS = 10.0
+"""Work that takes longer is lost: devices give up after two seconds. Soft-RoCE forgets some when its link goes down."""
 _WORD = struct.Struct("<Q")
 
 
@@ -55,8 +58,8 @@ class Sender:
         self._memory = memory
         self._staging = staging
         self._waiting: deque[Batch] = deque()
-        self._posted: deque[tuple[int, Batch, int]] = deque()
-        """(number, batch, pieces that went through staging)."""
+        self._posted: deque[tuple[int, Batch, int, float]] = deque()
+        """(number, batch, pieces that went through staging, when)."""
         self._number = 0
         self._room = DEPTH
         self._failure: TransportError | None = None
@@ -96,6 +99,8 @@ class Sender:
             self._retire(one.number)
         if done and self._waiting:
             self._post_waiting()
+        if not done and self._posted and time.monotonic() - self._posted[0][3] > STUCK_SECONDS:
+            self._fail("the device has not done its work")
 
     def _fail(self, reason: str) -> None:
         self._failure = TransportError(reason)
@@ -103,7 +108,7 @@ class Sender:
 
     def _retire(self, number: int) -> None:
         while self._posted and self._posted[0][0] <= number:
-            _, batch, staged = self._posted.popleft()
+            _, batch, staged, _ = self._posted.popleft()
             self._room += batch.pieces
             self._staging.give_back(staged)
             if batch.on_done is not None:
@@ -122,7 +127,7 @@ class Sender:
                 self._pair.post(works, self._number)
             except RdmaError as error:
                 self._fail(str(error))
-            self._posted.append((self._number, batch, count))
+            self._posted.append((self._number, batch, count, time.monotonic()))
             self._room -= batch.pieces
 
     def _stage(self, batch: Batch) -> tuple[list[Write | Read], int] | None:

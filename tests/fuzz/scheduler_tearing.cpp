@@ -106,6 +106,7 @@ struct Writer {
         flip(&submit->prompt_offset, 3);
         flip(&submit->prompt_tokens, 11);
         put(&submit->max_tokens, 5u);
+        if (random() % 2 == 0) put(&submit->ban_words, 0u);  // six more words seldom all are good
         put(&submit->flags, random() % 4 == 0 ? kScore : 0u);
         put(&submit->top_p, 0x3F800000u);  // 1.0
         put(&submit->commit, CommitWord{1 + position / kSizes.submit_slots, lease}.pack());

@@ -1,4 +1,4 @@
-"""What one worker of the front end does: `python -m tests.bench.front_end [--seconds 6] [--only streams,single]`.
+"""What one worker of the front end does: `python -m tests.bench.front_end [--seconds 20] [--only streams,single]`.
 
 The real `blink-dpu` with one worker, over a device that writes tokens at a fixed rate and stamps them. Its clients run
 on the same machine and want a core of their own. Ends with tables, in about a minute and a half.
@@ -73,7 +73,12 @@ def about() -> str:
 def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each scenario")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=20.0,
+        help="of each scenario; the first and last step of a stream weigh more in short ones",
+    )
     parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between them")
     arguments = parser.parse_args()
     parts = set(arguments.only.split(","))

@@ -80,7 +80,7 @@ def measure(scenario: Scenario, seconds: float) -> Measured:
         clock.worker.cpu_affinity(own)
         url = running.https if scenario.tls else running.http
         job = Job(url, scenario.streams, tokens, scenario.chat, str(Path(folder) / "arrivals.npy"), others)
-        _client(job)
+        _client(job, 30 + 3 * seconds)
         return _judge(scenario, device, np.load(job.result), clock.spent())
 
 
@@ -90,9 +90,9 @@ def _cores() -> tuple[list[int], list[int]]:
     return [first], others or [first]
 
 
-def _client(job: Job) -> None:
+def _client(job: Job, timeout: float) -> None:
     command = [sys.executable, "-m", "tests.bench.front.reader"]
-    subprocess.run(command, input=to_line(job), check=True, cwd=ROOT, timeout=30)
+    subprocess.run(command, input=to_line(job), check=True, cwd=ROOT, timeout=timeout)
 
 
 def _judge(scenario: Scenario, device: PacedDevice, arrivals: np.ndarray, spent: float) -> Measured:

@@ -59,7 +59,8 @@ class Runtimes:
     def __init__(self, prefixes: list[RecentPrefixes]) -> None:
         self._servings: list[Serving | None] = [None] * len(prefixes)
         self._routing = RoutingState([RuntimeState(one) for one in prefixes])
-        self._names: set[str] = set()
+        self._names = [""] * count
+        """Of the model that each one serves, or served last."""
 
     def __len__(self) -> int:
         return len(self._servings)
@@ -67,7 +68,7 @@ class Runtimes:
     def put(self, serving: Serving) -> None:
         """A runtime has a new life."""
         self._servings[serving.runtime] = serving
-        self._names.add(serving.model.name)
+        self._names[serving.runtime] = serving.model.name
         begin(self._routing, serving.runtime, _life(serving.geometry))
 
     def take(self, runtime: int) -> Serving | None:
@@ -94,7 +95,7 @@ class Runtimes:
         return sorted(found, key=lambda one: (-one.geometry.window, -one.geometry.heap_tokens))
 
     def knows(self, model: str) -> bool:
-        """Whether any runtime has served it, though it may not now."""
+        """Whether a runtime serves it, or served it last and nothing else since."""
         return model in self._names
 
     def why_not_ready(self) -> dict[int, str]:

@@ -59,7 +59,7 @@ class Runtimes:
     def __init__(self, prefixes: list[RecentPrefixes]) -> None:
         self._servings: list[Serving | None] = [None] * len(prefixes)
         self._routing = RoutingState([RuntimeState(one) for one in prefixes])
-        self._names = [""] * count
+        self._names = [""] * len(prefixes)
         """Of the model that each one serves, or served last."""
 
     def __len__(self) -> int:

@@ -45,7 +45,7 @@ test-ecosystem: install
 	BLINK_ECOSYSTEM=all BLINK_SCHEMATHESIS=200 BLINK_FUZZ_SECONDS=60 \
 	  $(BIN)/python -m pytest tests/ecosystem tests/fuzz/test_front_end_fuzz.py $(PYTEST_ARGS)
 
-# RDMA without an adapter, about 5 minutes: emulated machines with Soft-RoCE. Installs the emulator (Debian, as root).
+# RDMA without an adapter, about 6 minutes: emulated machines with Soft-RoCE. Installs the emulator (Debian, as root).
 test-rdma:
 	.ci/install-rdma
 	.ci/install dpu,gpu,dev,rdma

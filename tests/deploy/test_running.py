@@ -16,6 +16,7 @@ from tests.certificates import Authority
 from tests.deploy.charts import Object, is_hook, pods, with_values
 from tests.deploy.running import Running, mounts, start
 from tests.e2e.serving import free_port
+from tests.front_end import eventually
 from tests.tiny import save_tiny
 
 REQUEST = {"model": "tiny", "prompt": "hello", "max_tokens": 4, "temperature": 0}
@@ -93,7 +94,7 @@ def test_both_charts_programs_work_together_by_their_secrets(model: Path, tmp_pa
         assert answer.status_code == 200, answer.text
         assert "Traceback" not in gpu.log
         assert gpu.stop(60) == 0
-        assert not dpu.probe("readinessProbe")
+        eventually(lambda: not dpu.probe("readinessProbe"))  # it looks at the heartbeat every half second
         assert dpu.stop(60) == 0
     assert "Traceback" not in dpu.log
     for each in (gpu, dpu):

@@ -8,8 +8,8 @@ from blink_proto.arena import Finish
 from dpu_service.api.answers import Piece
 from dpu_service.api.echo import Echo
 from dpu_service.api.logprobs import Asked, Entry
-from dpu_service.channel.client import News
 from dpu_service.channel.logprobs import Logprob
+from dpu_service.channel.news import News
 from dpu_service.text.choice import ChoiceText
 from dpu_service.text.tools.pieces import ToolParser
 

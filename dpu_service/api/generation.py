@@ -14,7 +14,7 @@ from dpu_service.api.answering import Answering
 from dpu_service.api.answers import Piece
 from dpu_service.api.echo import Echo
 from dpu_service.api.logprobs import Asked
-from dpu_service.channel.client import News
+from dpu_service.channel.news import News
 from dpu_service.runtimes import Serving
 from dpu_service.sequences.inbox import Inbox, Item, Listener
 from dpu_service.sequences.pump import Running, Wanted

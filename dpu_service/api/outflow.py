@@ -9,7 +9,7 @@ import msgspec
 from dpu_service.api.answers import Piece, Shape
 from dpu_service.api.exchange import Exchange
 from dpu_service.api.generation import Generation
-from dpu_service.channel.client import News
+from dpu_service.channel.news import News
 
 
 class Outflow:

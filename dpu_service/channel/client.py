@@ -5,21 +5,19 @@ Free of clocks and of asyncio; whoever owns it calls `poll` and `beat` often eno
 
 from __future__ import annotations
 
-import struct
 from collections import deque
-from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-
-import msgspec
-import numpy as np
 
 from blink_proto import arena
 from dpu_service.channel.errors import ChannelError, LeaseLostError
+from dpu_service.channel.faults import fault_of, fault_of_cached, fault_of_prompt
 from dpu_service.channel.geometry import Geometry, check_header
 from dpu_service.channel.heap import PromptHeap
 from dpu_service.channel.log import Record, TokenLog
-from dpu_service.channel.logprobs import Group, Logprob, fault_of_logprobs, grouped
+from dpu_service.channel.logprobs import Group, fault_of_logprobs, grouped
+from dpu_service.channel.news import News
+from dpu_service.channel.prompt import SharedPrompt
 from dpu_service.channel.rings import Ring, Sampling, cancel_payload, submit_payload
 from dpu_service.channel.words import CHANNEL_OUT_BYTES, ChannelOutWords, read_channel_out, read_telemetry
 from dpu_service.transport.base import Range, Transport
@@ -37,32 +35,6 @@ class LeaseState(Enum):
     LIVE = "live"
 
 
-@dataclass
-class SharedPrompt:
-    """A prompt that one or more sequences read; it stays in the heap until the last of them has ended.
-
-    `bias`: (token, value) with ascending tokens, what all of them add to logits; it stands behind the tokens. `bans`:
-    sequences of two tokens or more that none of them completes; they stand behind the bias.
-    """
-
-    tokens: Items[int]
-    users: int
-    offset: int | None = None
-    bias: Items[tuple[int, float]] = ()
-    bans: Items[Items[int]] = ()
-
-    def heap_words(self) -> bytes:
-        """What stands in the heap."""
-        pairs = b"".join(struct.pack("<If", token, value) for token, value in self.bias)
-        bans = [word for tokens in self.bans for word in (arena.BAN_LENGTH + len(tokens), *tokens)]
-        return np.asarray(self.tokens, "<u4").tobytes() + pairs + np.asarray(bans, "<u4").tobytes()
-
-    @property
-    def ban_words(self) -> int:
-        """Words of the banned sequences."""
-        return sum(1 + len(tokens) for tokens in self.bans)
-
-
 @dataclass(slots=True)
 class Tracked:
     """A submission that is in the ring or on the device."""
@@ -74,32 +46,11 @@ class Tracked:
     prompt_left: int = 0
     """Tokens of the prompt whose log-probabilities have not come yet; 0 when nobody wants them."""
     cancel_wanted: bool = False
-    cancel_sent: bool = field(default=False, repr=False)
 
     @property
     def is_described(self) -> bool:
         """Whether log-probabilities come with its tokens."""
         return self.logprobs > 0
-
-
-class News(msgspec.Struct):
-    """What one poll brought for one sequence.
-
-    `finish` is NONE while it goes on. `fault` says what the device wrote that cannot be. `logprobs` has an item for
-    each of the tokens, the token's own, then the most likely ones', and nothing for a sequence that wants none.
-    `prompt_logprobs` has the same for tokens of the prompt: for all but the first one, in order, before any token.
-    `cached`, with a first token: those of the prompt that were in the device's prefix cache.
-    """
-
-    position: int
-    tokens: list[int]
-    finish: arena.Finish = arena.Finish.NONE
-    kind: arena.RecordKind = arena.RecordKind.TOKEN
-    detail: int = 0
-    fault: str = ""
-    logprobs: list[list[Logprob]] = []
-    prompt_logprobs: list[list[Logprob]] = []
-    cached: int = 0
 
 
 class ChannelClient:
@@ -305,7 +256,6 @@ class ChannelClient:
             ready = tracked.position < self._submit_read and self._cancels.has_room(self._cancel_read)
             if ready:
                 self._cancels.append(cancel_payload(tracked.position))
-                tracked.cancel_sent = True
             else:
                 self._held_cancels.append(tracked)
 
@@ -392,7 +342,7 @@ class ChannelClient:
         wanted = tracked.logprobs if group.record.kind in _WITH_LOGPROBS else 0
         return (
             fault_of(group.record, vocab_size, tracked.tokens_left)
-            or fault_of_cached(group.record, tracked, self.block_tokens)
+            or fault_of_cached(group.record, len(tracked.prompt.tokens), self.block_tokens)
             or fault_of_prompt(group.record, tracked.prompt.tokens, tracked.prompt_left)
             or fault_of_logprobs(group.logprobs, wanted, vocab_size)
         )
@@ -408,36 +358,3 @@ class ChannelClient:
         if prompt.users == 0 and prompt.offset is not None:
             self._heap.free(prompt.offset)
             prompt.offset = None
-
-
-def fault_of(record: Record, vocab_size: int, tokens_left: int) -> str:
-    """What about a record cannot be, or an empty string."""
-    if record.finish not in arena.Finish._value2member_map_:
-        return "unknown finish"
-    if record.kind == arena.RecordKind.TOKEN:
-        if record.token >= vocab_size:
-            return "token outside the vocabulary"
-        return "more tokens than asked for" if tokens_left < 1 else ""
-    if record.kind == arena.RecordKind.PROMPT_TOKEN:
-        return "a token of the prompt that is the last one" if record.finish != arena.Finish.NONE else ""
-    if record.kind not in (arena.RecordKind.END, arena.RecordKind.REJECT):
-        return "unknown record kind"
-    if record.kind == arena.RecordKind.REJECT and record.finish != arena.Finish.ERROR:
-        return "a refusal that is no error"
-    return "an end without a reason" if record.finish in (arena.Finish.NONE, arena.Finish.STOP) else ""
-
-
-def fault_of_cached(record: Record, tracked: Tracked, block_tokens: int) -> str:
-    """What about the cached tokens of a prompt cannot be: its last one is always computed."""
-    impossible = record.kind == arena.RecordKind.TOKEN and record.detail * block_tokens >= len(tracked.prompt.tokens)
-    return "more cached tokens than the prompt has" if impossible and record.detail else ""
-
-
-def fault_of_prompt(record: Record, prompt: Items[int], prompt_left: int) -> str:
-    """What about a record cannot be while the log-probabilities of so many of the prompt's last tokens are due."""
-    if record.kind == arena.RecordKind.PROMPT_TOKEN:
-        if prompt_left < 1:
-            return "log-probabilities of a prompt that nobody asked for"
-        return "" if record.token == prompt[-prompt_left] else "a token that is not the prompt's next one"
-    due = prompt_left > 0 and (record.kind == arena.RecordKind.TOKEN or record.finish == arena.Finish.LENGTH)
-    return "log-probabilities of the prompt are missing" if due else ""

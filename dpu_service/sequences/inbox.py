@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from dpu_service.channel.client import News
+from dpu_service.channel.news import News
 from dpu_service.sequences.errors import SequencesError
 
 Item = tuple[int, News]

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from blink_proto.arena import ErrorCode, Finish, RecordKind
-from dpu_service.channel.client import ChannelClient, LeaseState, News, SharedPrompt
+from dpu_service.channel.client import ChannelClient, LeaseState
 from dpu_service.channel.errors import ChannelError, LeaseLostError
+from dpu_service.channel.news import News
+from dpu_service.channel.prompt import SharedPrompt
 from dpu_service.channel.rings import Sampling
 from dpu_service.sequences.alarm import Alarm
 from dpu_service.sequences.errors import (

@@ -2,7 +2,7 @@
 // of 2^-40. Sums of them do not depend on the order of summation, so that one thread and a thousand come to the same
 // token, and what is kept by top-p is exact.
 #pragma once
-#include "scheduler/exec.h"
+#include "scheduler/bits.h"
 
 namespace blink::sampling {
 
@@ -11,27 +11,7 @@ inline constexpr uint64_t kFullWeight = uint64_t{1} << 40;
 inline constexpr uint32_t kNoToken = 0xFFFFFFFFu;
 inline constexpr uint32_t kMaxVocabulary = 1u << 23;  // sums of weights stay below 2^63
 
-BLINK_FN uint32_t bits_of(float value) {
-#ifdef __CUDA_ARCH__
-  return __float_as_uint(value);
-#else
-  uint32_t bits;
-  __builtin_memcpy(&bits, &value, sizeof(bits));
-  return bits;
-#endif
-}
-
-BLINK_FN float float_of(uint32_t bits) {
-#ifdef __CUDA_ARCH__
-  return __uint_as_float(bits);
-#else
-  float value;
-  __builtin_memcpy(&value, &bits, sizeof(value));
-  return value;
-#endif
-}
-
-BLINK_FN float minus_infinity() { return float_of(0xFF800000u); }
+BLINK_FN float minus_infinity() { return float_of_bits(0xFF800000u); }
 
 // A product that is rounded by itself, never fused with a sum: host and GPU must agree bit by bit.
 BLINK_FN float product(float a, float b) {
@@ -55,7 +35,7 @@ BLINK_FN bool is_nan(float value) { return value != value; }
 // Order of tokens: larger logit first, equal ones by id; a NaN counts as minus infinity. No two keys are equal.
 BLINK_FN uint64_t key_of(float logit, uint32_t token) {
   const float value = is_nan(logit) ? minus_infinity() : logit + 0.0f;  // -0 becomes +0
-  const uint32_t bits = bits_of(value);
+  const uint32_t bits = bits_of_float(value);
   const uint32_t ordered = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
   return uint64_t{ordered} << 32 | static_cast<uint32_t>(~token);
 }
@@ -64,7 +44,7 @@ BLINK_FN uint32_t token_of(uint64_t key) { return ~static_cast<uint32_t>(key); }
 
 BLINK_FN float logit_of(uint64_t key) {
   const uint32_t ordered = static_cast<uint32_t>(key >> 32);
-  return float_of((ordered & 0x80000000u) != 0 ? ordered & 0x7FFFFFFFu : ~ordered);
+  return float_of_bits((ordered & 0x80000000u) != 0 ? ordered & 0x7FFFFFFFu : ~ordered);
 }
 
 // From a logit to the octaves by which its token is less likely than the best one: a number <= 0, or NaN.
@@ -89,7 +69,7 @@ BLINK_FN uint64_t weight_of(float octaves) {
   p = fused(p, r, 6.931470036506653e-1f);
   p = fused(p, r, 1.0f);
   const uint32_t mantissa = static_cast<uint32_t>(static_cast<int32_t>(product(p, 16777216.0f)));
-  return (uint64_t{mantissa} << 16) >> (bits_of(magic) - bits_of(rounded));
+  return (uint64_t{mantissa} << 16) >> (bits_of_float(magic) - bits_of_float(rounded));
 }
 
 // The smallest integer that is not below share * total.

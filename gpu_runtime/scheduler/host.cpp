@@ -6,6 +6,7 @@
 #include <new>
 
 #include "scheduler/audit.h"
+#include "scheduler/plan_view.h"
 #include "scheduler/poll.h"
 #include "scheduler/setup.h"
 #include "scheduler/step.h"
@@ -83,21 +84,7 @@ BLINK_EXPORT void blink_scheduler_destroy(blink_scheduler* scheduler) {
 
 BLINK_EXPORT void blink_scheduler_plan(const blink_scheduler* scheduler, blink_plan_view* view) {
   const State& state = scheduler->state;
-  *view = {const_cast<blink::layout::StepHeader*>(&state.header),
-           state.works,
-           state.rows,
-           state.token_ids,
-           state.positions,
-           state.kv_slots,
-           state.block_table,
-           const_cast<int32_t*>(state.sampled),
-           state.decode_tiles,
-           state.chunk_tiles,
-           state.history,
-           state.extras,
-           state.bias,
-           state.bans,
-           const_cast<blink::layout::RowLogprobs*>(state.sampled_logprobs)};
+  *view = blink::plan_view(state, const_cast<blink::layout::StepHeader*>(&state.header));
 }
 
 BLINK_EXPORT void blink_scheduler_step(blink_scheduler* scheduler, uint64_t now_ns, uint32_t command) {

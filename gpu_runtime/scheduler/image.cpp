@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "scheduler/plan_view.h"
 #include "scheduler/setup.h"
 
 #define BLINK_EXPORT __attribute__((visibility("default")))
@@ -50,21 +51,7 @@ BLINK_EXPORT const char* blink_image_make(const SchedulerConfig* config, uint64_
   state.outbound = device_pointer(outbound);
   std::memcpy(image, &state, sizeof(State));
   auto* on_device = reinterpret_cast<State*>(device_pointer(base));
-  *view = {&on_device->header,
-           state.works,
-           state.rows,
-           state.token_ids,
-           state.positions,
-           state.kv_slots,
-           state.block_table,
-           const_cast<int32_t*>(state.sampled),
-           state.decode_tiles,
-           state.chunk_tiles,
-           state.history,
-           state.extras,
-           state.bias,
-           state.bans,
-           const_cast<blink::layout::RowLogprobs*>(state.sampled_logprobs)};
+  *view = blink::plan_view(state, &on_device->header);
   return nullptr;
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#include "scheduler/exec.h"
+#include "scheduler/bits.h"
 
 namespace blink {
 
@@ -110,26 +110,6 @@ BLINK_FN uint32_t log2_of(uint32_t power_of_two) {
 
 // How often a ring of so many slots has been gone round before a position.
 BLINK_FN uint64_t rounds_before(uint64_t position, uint32_t slots) { return position >> log2_of(slots); }
-
-BLINK_FN float float_of_bits(uint32_t bits) {
-#ifdef __CUDA_ARCH__
-  return __uint_as_float(bits);
-#else
-  float value;
-  __builtin_memcpy(&value, &bits, sizeof(value));
-  return value;
-#endif
-}
-
-BLINK_FN uint32_t bits_of_float(float value) {
-#ifdef __CUDA_ARCH__
-  return __float_as_uint(value);
-#else
-  uint32_t bits;
-  __builtin_memcpy(&bits, &value, sizeof(bits));
-  return bits;
-#endif
-}
 
 // Copies a record word by word; the caller has seen its commit word by load_acquire.
 template <class Record>

@@ -8,9 +8,11 @@ import numpy as np
 from blink_proto import arena
 from blink_proto.arena import Finish, RecordKind
 from dpu_service import metrics
-from dpu_service.channel.client import ChannelClient, LeaseState, News, SharedPrompt
+from dpu_service.channel.client import ChannelClient, LeaseState
 from dpu_service.channel.errors import ChannelError, LeaseLostError
 from dpu_service.channel.geometry import Geometry
+from dpu_service.channel.news import News
+from dpu_service.channel.prompt import SharedPrompt
 from dpu_service.channel.rings import Sampling
 from dpu_service.sequences.health import HeartbeatWatch
 from dpu_service.transport.base import Range, TransportError

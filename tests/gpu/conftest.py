@@ -13,8 +13,12 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.gpu.shared_chain import SharedChain
 
 DEVICE = os.environ.get("BLINK_TEST_DEVICE", "cuda")
 _HOST_LIBRARIES = ("gpu_runtime._host_scheduler", "dpu_service._shm")
@@ -127,3 +131,20 @@ def real_model(device: str) -> Path:
         return resolve_model(DEFAULT_NAME, lambda done, total, what: None).path
     except (ModelError, ImportError) as error:
         pytest.skip(f"SmolLM2-135M-Instruct is not here (BLINK_TEST_MODEL can name its folder): {error}")
+
+
+@pytest.fixture(scope="module")
+def shared(request: pytest.FixtureRequest) -> Iterator[SharedChain]:
+    """A chain with the module's options, `CHAIN`; ends with the module."""
+    from tests.gpu.shared_chain import SharedChain
+
+    made = SharedChain(**request.module.CHAIN)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def own_device(shared: SharedChain, device: str) -> str:
+    """The device, on which no other chain runs."""
+    shared.stop()
+    return device

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tests.bench.gpu.chains import LocalChain, local_chain
 from tests.bench.gpu.front import Front
 from tests.gpu import reference
 from tests.gpu.hostile import Hostile
+from tests.gpu.shared_chain import SharedChain
 from tests.gpu.small import VOCABULARY, save_small
 from tests.shapes import token_prompt
 
@@ -30,46 +30,13 @@ SIZES = {
     "token_budget": 512,
     "lease_timeout_seconds": 2.0,
 }
-
-
-class Shared:
-    """One chain for many tests. While it runs, nothing may be freed on its device, and so no other one set up."""
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._chain: LocalChain | None = None
-
-    def chain(self, folder: Path, device: str) -> LocalChain:
-        """The small model in float32; started where it does not run."""
-        if self._chain is None:
-            self._chain = self._stack.enter_context(local_chain(folder, device, dtype="float32", **SIZES))
-        return self._chain
-
-    def stop(self) -> None:
-        """Ends it, if it runs."""
-        self._chain = None
-        self._stack.close()
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Shared]:
-    """Ends with the module."""
-    made = Shared()
-    yield made
-    made.stop()
+CHAIN = {"dtype": "float32", **SIZES}
 
 
 @pytest.fixture
-def exact(shared: Shared, device: str, small_model: Path) -> LocalChain:
+def exact(shared: SharedChain, device: str, small_model: Path) -> LocalChain:
     """The small model in float32."""
     return shared.chain(small_model, device)
-
-
-@pytest.fixture
-def own_device(shared: Shared, device: str) -> str:
-    """The device, on which no other chain runs."""
-    shared.stop()
-    return device
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests.bench.gpu.chains import LocalChain, local_chain
 from tests.bench.gpu.front import Front
 from tests.bench.gpu.remote_front import RemoteFront
 from tests.gpu.conftest import DEVICE, cannot_import
+from tests.gpu.shared_chain import SharedChain
 from tests.gpu.small import VOCABULARY
 from tests.shapes import token_prompt
 
@@ -40,6 +41,7 @@ SIZES: dict[str, Any] = {
     "dtype": "float32",
     "rdma_address": "192.0.2.1",
 }
+CHAIN = {"transports": ("shm", "verbs"), **SIZES}
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -77,47 +79,16 @@ def answers(*fronts: Front, count: int = 16) -> list[list[list[int]]]:
     return [[one.tokens for one in made] for made in asked]
 
 
-class Shared:
-    """One chain for many tests. While it runs, nothing may be freed on its device, and so no other one set up."""
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._chain: LocalChain | None = None
-        self.told: list[list[int]] = []
-        """What a front end of it was told for the prompts."""
-
-    def chain(self, folder: Path, device: str) -> LocalChain:
-        """For front ends of both kinds; started where it does not run."""
-        if self._chain is None:
-            made = local_chain(folder, device, transports=("shm", "verbs"), **SIZES)
-            self._chain = self._stack.enter_context(made)
-        return self._chain
-
-    def stop(self) -> None:
-        """Ends it, if it runs."""
-        self._chain = None
-        self._stack.close()
-
-
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Shared]:
-    """Ends with the module."""
-    made = Shared()
-    yield made
-    made.stop()
+def told() -> list[list[int]]:
+    """What a front end of the shared chain was told for the prompts."""
+    return []
 
 
 @pytest.fixture
-def both(shared: Shared, device: str, small_model: Path) -> LocalChain:
+def both(shared: SharedChain, device: str, small_model: Path) -> LocalChain:
     """A chain with front ends of both kinds."""
     return shared.chain(small_model, device)
-
-
-@pytest.fixture
-def own_device(shared: Shared, device: str) -> str:
-    """The device, on which no other chain runs."""
-    shared.stop()
-    return device
 
 
 @pytest.fixture
@@ -132,10 +103,10 @@ def pair(both: LocalChain) -> Iterator[tuple[Front, RemoteFront]]:
         front.wait(lambda front=front: not int(front.words()["live"]), 10, "the lease did not end")
 
 
-def test_a_remote_front_end_gets_what_a_local_one_gets(shared: Shared, pair: tuple[Front, RemoteFront]) -> None:
+def test_a_remote_front_end_gets_what_a_local_one_gets(told: list[list[int]], pair: tuple[Front, RemoteFront]) -> None:
     near, far = pair
     by_host, by_card = answers(near, far)
-    shared.told = by_host
+    told += by_host
     assert by_card == by_host
     assert {len(tokens) for tokens in by_card} == {16}
 
@@ -221,14 +192,14 @@ def test_a_dead_remote_front_ends_lease_ends(both: LocalChain) -> None:
     assert time.monotonic() - began > 1.5  # its time-out is 2 s
 
 
-def test_without_local_front_ends(shared: Shared, own_device: str, small_model: Path) -> None:
+def test_without_local_front_ends(told: list[list[int]], own_device: str, small_model: Path) -> None:
     """Nothing of host memory is looked at, whatever is written and rung there."""
     with local_chain(small_model, own_device, transports=("verbs",), **SIZES) as alone:
         front = remote(alone, 0)
         front.take()
         Front(alone.shared, 0).commit(front.control_offset, 77)
         (tokens,) = answers(front)
-        assert not shared.told or tokens == shared.told
+        assert not told or tokens == told
         assert int(front.words()["protocol_errors"]) == 0
         front.give_back()
 

@@ -1,4 +1,4 @@
-"""Shared models, converted and built once, and a shared front end."""
+"""Shared models and libraries, converted and built once, and a shared front end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpu_runtime.model.source import ModelFolder, resolve_model
+from gpu_runtime.scheduler import host
+from tests.emulation.build import build_emulated
+from tests.emulation.relayed import Relayed
 from tests.front_end import FrontEnd, eventually, front_end
 from tests.replay import Script
 
@@ -44,3 +47,17 @@ def front(plain_front_end: FrontEnd) -> Iterator[FrontEnd]:
     device.submissions.clear()
     device.cancelled.clear()
     assert device.channels[0].protocol_errors == 0
+
+
+@pytest.fixture(scope="session")
+def relay_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The relay and the scheduler on emulated threads."""
+    return build_emulated("relay.cpp", tmp_path_factory.mktemp("relay"))
+
+
+@pytest.fixture
+def relayed(relay_library: Path) -> Iterator[Relayed]:
+    """A scheduler behind the relay."""
+    host.use_library(relay_library)
+    yield Relayed(relay_library)
+    host.use_library(None)

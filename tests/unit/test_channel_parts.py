@@ -9,8 +9,8 @@ import pytest
 
 from blink_proto import arena
 from blink_proto.arena import Finish, RecordKind
-from dpu_service.channel.client import fault_of
 from dpu_service.channel.errors import ChannelError
+from dpu_service.channel.faults import fault_of
 from dpu_service.channel.heap import PromptHeap
 from dpu_service.channel.log import Record, TokenLog
 from dpu_service.channel.rings import Ring, Sampling, cancel_payload, submit_payload

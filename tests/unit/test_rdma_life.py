@@ -32,7 +32,6 @@ from gpu_runtime.model.source import open_folder
 from gpu_runtime.registration import verbs
 from tests.bench.gpu.front import Front
 from tests.bench.gpu.remote_front import RemoteFront
-from tests.emulation.build import build_emulated
 from tests.standin.adapter import Adapter, Peer, RefusedError
 from tests.standin.chain import LIBRARY, SILENT, token_at
 
@@ -48,18 +47,13 @@ CHOICES: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_emulated("relay.cpp", tmp_path_factory.mktemp("standin"))
-
-
 @pytest.fixture
-def adapter(monkeypatch: pytest.MonkeyPatch, library: Path) -> Iterator[Adapter]:
+def adapter(monkeypatch: pytest.MonkeyPatch, relay_library: Path) -> Iterator[Adapter]:
     """The only one; chains for CUDA devices are stand-ins."""
     made = Adapter()
     monkeypatch.setattr(verbs, "open_device", lambda *choice: made)
     monkeypatch.setitem(process._MODULES, "cuda", "tests.standin.chain")
-    monkeypatch.setenv(LIBRARY, str(library))
+    monkeypatch.setenv(LIBRARY, str(relay_library))
     yield made
     assert descriptors() == [], "the control process has let the memory go"
 

@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from blink_proto import arena
-from gpu_runtime.scheduler import host
-from tests.emulation.build import build_emulated
 from tests.emulation.relayed import Relayed, ask_lease, submit
 
 MS = 1_000_000
 SUBMISSIONS = 40
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_emulated("relay.cpp", tmp_path_factory.mktemp("bell"))
-
-
-@pytest.fixture
-def relayed(library: Path) -> Iterator[Relayed]:
-    host.use_library(library)
-    yield Relayed(library)
-    host.use_library(None)
 
 
 def test_without_a_ring_it_looks_every_50_ms(relayed: Relayed) -> None:

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from blink_proto import arena
 from gpu_runtime.scheduler import host
-from tests.emulation.build import build_emulated
 from tests.emulation.relayed import Relayed, ask_lease, submit
 
 CONTROL = ("lease", "heartbeat", "log_read")
 MS = 1_000_000
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_emulated("relay.cpp", tmp_path_factory.mktemp("direct"))
-
-
-@pytest.fixture
-def relayed(library: Path) -> Iterator[Relayed]:
-    host.use_library(library)
-    yield Relayed(library)
-    host.use_library(None)
 
 
 def words(relayed: Relayed, channel: int) -> list[int]:
@@ -179,9 +164,9 @@ def test_records_of_leases_to_come_are_forgotten(relayed: Relayed) -> None:
     assert relayed.taken == 1
 
 
-def test_a_dead_front_ends_lease_expires(library: Path) -> None:
-    host.use_library(library)
-    relayed = Relayed(library, lease_timeout_ns=1000)
+def test_a_dead_front_ends_lease_expires(relay_library: Path) -> None:
+    host.use_library(relay_library)
+    relayed = Relayed(relay_library, lease_timeout_ns=1000)
     direct(relayed, 0b01)
     ask_lease(relayed.device)
     relayed.step(10)

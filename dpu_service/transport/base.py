@@ -6,6 +6,11 @@ from typing import NamedTuple, Protocol
 
 from blink_proto import arena
 
+STUCK_SECONDS = 10.0
+"""An RDMA device's work that takes longer is lost: devices give up after two seconds, but Soft-RoCE forgets some work
+when its link goes down.
+"""
+
 
 class TransportError(Exception):
     """The arena cannot be reached, or is not what the session said. Only a new session helps."""

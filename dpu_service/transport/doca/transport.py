@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from blink_proto.doca.constants import Status
 from blink_proto.doca.errors import DocaError
-from dpu_service.transport.base import Range, TransportError
+from dpu_service.transport.base import STUCK_SECONDS, Range, TransportError
 from dpu_service.transport.doca.session import DocaSession
 from dpu_service.transport.doca.tasks import TaskPool
 
@@ -69,6 +69,8 @@ class DocaTransport:
         self._backlog: deque[tuple[int, bytes | memoryview]] = deque()
         self._reads: dict[int, _Read] = {}
         self._last_ticket = 0
+        self._moved = 0.0
+        """When the device last did something, or had something to do again."""
         self._failure = ""
 
     def write(self, offset: int, payload: bytes) -> None:
@@ -102,6 +104,7 @@ class DocaTransport:
             return self._last_ticket + 1  # of the next fetch, which is not earlier than asked
         self._last_ticket += 1
         fetch = _Fetch(self._last_ticket)
+        self._note_start()
         for part, at, size in wanted:
             try:
                 number = part.pool.read(at, size)
@@ -142,7 +145,16 @@ class DocaTransport:
         self._failure = "closed"
         self._session.close()
 
+    @property
+    def _busy(self) -> bool:
+        return bool(self._reads) or self._writes.under_way > 0
+
+    def _note_start(self) -> None:
+        if not self._busy:
+            self._moved = time.monotonic()
+
     def _send(self) -> None:
+        self._note_start()
         while self._backlog and self._writes.free:
             try:
                 self._writes.write(*self._backlog.popleft())
@@ -152,15 +164,19 @@ class DocaTransport:
     def _collect(self) -> None:
         """Takes what is done; new tasks for what waited."""
         self._check()
-        if self._reads or self._writes.under_way or self._session.engine.armed:
+        if self._busy or self._session.engine.armed:
             self._session.engine.drain()
             self._settle()
             self._arm()
+            if self._busy and time.monotonic() - self._moved > STUCK_SECONDS:
+                self._fail("the device has not done its work")
         elif self._session.lost:
             self._fail(self._session.lost)
 
     def _settle(self) -> None:
         done = self._session.done
+        if done:
+            self._moved = time.monotonic()
         while done:
             number, status = done.popleft()
             if not self._writes.done(number):

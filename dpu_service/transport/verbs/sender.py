@@ -9,15 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from blink_proto.rdma.binding import INLINE_BYTES, QueuePair, RdmaError, Read, Write
-from dpu_service.transport.base import TransportError
+from dpu_service.transport.base import STUCK_SECONDS, TransportError
 from dpu_service.transport.verbs.memory import PinnedMemory, Staging
 
 DEPTH = 256
 """Pieces of work on the queue pair at once."""
 PIECE_BYTES = 256 << 10
 """Longer writes are cut."""
-STUCK_SECONDS = 10.0
-"""Work that takes longer is lost: devices give up after two seconds. Soft-RoCE forgets some when its link goes down."""
 _WORD = struct.Struct("<Q")
 
 

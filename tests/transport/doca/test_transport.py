@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import dpu_service.transport.doca.transport as transport_module
 from dpu_service.transport.base import Range, TransportError
 from dpu_service.transport.doca.connector import DocaConnector
 from dpu_service.transport.doca.session import READS, WRITE_BYTES, WRITES
@@ -107,6 +108,24 @@ def test_a_runtime_may_die_amidst_writes_and_reads(after: float, runtime: Runtim
     with pytest.raises(TransportError, match="DOCA_ERROR_IO_FAILED"):
         flood()
     killer.join()
+    transport.close()
+
+
+@pytest.mark.parametrize("work", ["write", "read"])
+def test_a_device_that_never_does_its_work_has_lost_it(work: str, pair: Pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(transport_module, "STUCK_SECONDS", 0.3)
+    transport, _ = pair.connect()
+    time.sleep(0.4)  # rest is not work left undone
+    transport.commit(IN, 1)
+    transport.flush(5)
+    monkeypatch.setenv("DOCA_SHIM_LOSE", "1")
+    start = time.monotonic()
+    if work == "write":
+        transport.commit(IN, 2)
+    else:
+        transport.fetch(Range(OUT, 8))
+    assert fails_within(transport) == "the connection to the arena is gone: the device has not done its work"
+    assert time.monotonic() - start >= 0.3
     transport.close()
 
 

@@ -35,7 +35,7 @@ struct doca_rdma {
   pthread_t thread;
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  struct doca_task *first, *last;
+  struct doca_task *first, *last, *lost;
   int stopping;
 };
 
@@ -127,6 +127,8 @@ static doca_error_t carry_out(struct doca_rdma_connection* connection, const str
   return SUCCESS;
 }
 
+static int loses_work(void) { return getenv("DOCA_SHIM_LOSE") != NULL; }
+
 static void* card(void* argument) {
   struct doca_rdma* rdma = argument;
   pthread_mutex_lock(&rdma->lock);
@@ -137,6 +139,11 @@ static void* card(void* argument) {
     rdma->first = task->next;
     if (rdma->first == NULL) rdma->last = NULL;
     int stopping = rdma->stopping;
+    if (!stopping && loses_work()) {
+      task->next = rdma->lost;
+      rdma->lost = task;
+      continue;
+    }
     pthread_mutex_unlock(&rdma->lock);
     doca_error_t status = stopping ? IO_FAILED : carry_out(rdma->connection, task);
     int broke = status != SUCCESS && !rdma->connection->broken;
@@ -145,6 +152,7 @@ static void* card(void* argument) {
     if (broke && !stopping) shim_post(rdma->ctx.pe, run_ended, rdma->connection, 0);
     pthread_mutex_lock(&rdma->lock);
   }
+  for (; rdma->lost != NULL; rdma->lost = rdma->lost->next) shim_post(rdma->ctx.pe, run_done, rdma->lost, IO_FAILED);
   pthread_mutex_unlock(&rdma->lock);
   return NULL;
 }

@@ -15,7 +15,7 @@ from gpu_runtime.registration.gpu_memory import check_device
 LEAST_CAPABILITY = (9, 0)
 """Hopper: kernels wait for each other by instructions that came with it (`griddepcontrol`)."""
 
-_PACKAGES = {"torch": "torch", "triton": "triton", "cuda.bindings": "cuda-bindings"}
+_PACKAGES = {"torch": "torch", "triton": "triton", "cuda.bindings": "cuda-bindings", "pynvml": "nvidia-ml-py"}
 
 
 def require_device(device: str, rdma: bool = False) -> None:

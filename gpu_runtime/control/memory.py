@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import psutil
@@ -10,8 +11,11 @@ from gpu_runtime.config import BLOCK_TOKENS, RuntimeConfig
 from gpu_runtime.control.errors import BadRequestError, ExhaustedError
 from gpu_runtime.cuda.device import first_device
 from gpu_runtime.cuda.errors import CudaError
+from gpu_runtime.cuda.occupancy import free_bytes
 from gpu_runtime.model.config import ModelConfig
 from gpu_runtime.model.source import ModelFolder
+
+log = logging.getLogger(__name__)
 
 _SOFT_OVERHEAD_BYTES = 400 << 20
 """What torch and the interpreter take beside weights and KV cache (0.35 GiB seen with torch 2.13 on the CPU)."""
@@ -65,24 +69,61 @@ def fixed_bytes(config: RuntimeConfig, folder: ModelFolder) -> int:
     return weights + 2 * logits + 2 * activations + 2 * history + _CUDA_OVERHEAD_BYTES
 
 
-def available_bytes(config: RuntimeConfig, replaced: int | None = None) -> int:
-    """What a new chain may take.
-
-    The soft GPU: what is free now. A CUDA device: the share of its memory that may be used, as nothing else of this
-    runtime is on it by then.
+class DeviceUse:
+    """Memory of the device: what a new chain may take, and what the present one has taken.
 
     Args:
-        replaced: process of a chain that will have ended by then.
-
-    Raises:
-        BadRequestError: there is no CUDA device.
+        config: whose `device` it is, and whose share of a CUDA device's memory may be used in all.
     """
-    if config.device == "cpu":
-        return int(psutil.virtual_memory().available) + (_own_bytes(replaced) if replaced else 0)
-    try:
-        return int(first_device().memory_bytes * config.memory_share)
-    except CudaError as error:
-        raise BadRequestError(str(error)) from error
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self._on_cpu = config.device == "cpu"
+        self._share = config.memory_share
+        self._free_before: int | None = None
+        self._taken = 0
+
+    def available(self, replaced: int | None = None) -> int:
+        """Bytes that a new chain may take: of a CUDA device no more than the share, and none that others have taken.
+
+        Args:
+            replaced: process of the present chain, if that will have ended by then.
+
+        Raises:
+            BadRequestError: there is no CUDA device.
+        """
+        if self._on_cpu:
+            return int(psutil.virtual_memory().available) + (_own_bytes(replaced) if replaced else 0)
+        try:
+            share = int(first_device().memory_bytes * self._share)
+        except CudaError as error:
+            raise BadRequestError(str(error)) from error
+        free = self._free()
+        if free is None:
+            return share
+        free += self._taken if replaced else 0
+        if free < share:
+            log.warning("others use the device: %.1f GiB of its memory are free", free / 2**30)
+        return min(share, free)
+
+    def before_start(self) -> None:
+        """Called when a chain is about to start, and no other one is left."""
+        self._free_before, self._taken = self._free(), 0
+
+    def when_ready(self) -> None:
+        """Called when it is ready: it takes no more from here on."""
+        free = self._free()
+        if free is not None and self._free_before is not None:
+            self._taken = max(0, self._free_before - free)
+
+    def _free(self) -> int | None:
+        """Of a CUDA device; None where that is not told, as on boards that share their memory with the host."""
+        if self._on_cpu:
+            return None
+        try:
+            return free_bytes()
+        except CudaError as error:
+            log.warning("taking the device as ours alone: %s", error)
+            return None
 
 
 def _own_bytes(process: int) -> int:

@@ -11,7 +11,7 @@ from gpu_runtime.chain.process import ChainError, Progress
 from gpu_runtime.config import RuntimeConfig
 from gpu_runtime.control.chain_life import ChainLife
 from gpu_runtime.control.errors import BadRequestError, NoSuchModelError, NotReadyError
-from gpu_runtime.control.memory import available_bytes
+from gpu_runtime.control.memory import DeviceUse
 from gpu_runtime.control.prepare import Prepared, check_tokenizer, prepare
 from gpu_runtime.control.watch import Watch
 from gpu_runtime.model.errors import ModelError
@@ -29,6 +29,7 @@ class Runtime:
         self._leaving: ChainLife | None = None
         """The latest one that was told to end."""
         self._epoch = 0
+        self._memory = DeviceUse(config)
         self._busy = asyncio.Lock()
         self._ending = False
 
@@ -91,11 +92,13 @@ class Runtime:
         name = prepared.name
         self._epoch += 1
         self.watch.set(Phase.PHASE_LOADING, self._epoch, name)
+        self._memory.before_start()
         try:
             self._life = await ChainLife.begin(prepared, self._epoch, progress)
         except BaseException as error:
             self.watch.set(Phase.PHASE_IDLE, self._epoch, detail=f"{name}: {error}")
             raise
+        self._memory.when_ready()
         self._end_watcher = asyncio.create_task(self._watch_chain(self._life))
         self.watch.set(Phase.PHASE_SERVING, self._epoch, name, life=self._life.number)
         return self._life.model
@@ -178,7 +181,7 @@ class Runtime:
     def _prepare(self, folder: ModelFolder, name: str) -> Prepared:
         check_tokenizer(folder.path)
         replaced = None if self._life is None else self._life.chain.pid
-        return prepare(self.config, folder, name, available_bytes(self.config, replaced))
+        return prepare(self.config, folder, name, self._memory.available(replaced))
 
     async def _resolve(self, source: str, progress: Progress) -> ModelFolder:
         loop = asyncio.get_running_loop()

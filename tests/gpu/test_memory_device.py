@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not install
 
 from gpu_runtime.cuda.errors import CudaError
 from gpu_runtime.cuda.memory import REGISTRATION_ALIGNMENT, DeviceMemory, MappedMemory
+from gpu_runtime.cuda.occupancy import free_bytes
 
 pytestmark = pytest.mark.gpu
 
@@ -40,6 +43,17 @@ def test_torch_does_not_know_of_it() -> None:
     memory = DeviceMemory(256 << 20)
     assert torch.cuda.memory_reserved() == before
     assert free - torch.cuda.mem_get_info()[0] >= 256 << 20
+    memory.free()
+
+
+def test_what_is_free_is_told_without_a_context_of_ours() -> None:
+    """To torch, which asks within its context, and in a process that has none; ours can take a little meanwhile."""
+    free = torch.cuda.mem_get_info()[0]
+    command = [sys.executable, "-c", "from gpu_runtime.cuda.occupancy import free_bytes; print(free_bytes())"]
+    before = int(subprocess.check_output(command))
+    assert abs(before - free) < 64 << 20
+    memory = DeviceMemory(256 << 20)
+    assert 0 <= before - free_bytes() - memory.size < 64 << 20
     memory.free()
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpu_runtime.config import ConfigError, ModelLimits, make_config, scheduler_config, step_buckets
-from gpu_runtime.control import device_check
+from gpu_runtime.control import device_check, memory
 from gpu_runtime.control.device_check import require_device
 from gpu_runtime.control.errors import BadRequestError, ExhaustedError
-from gpu_runtime.control.memory import available_bytes, fit_memory, token_bytes
+from gpu_runtime.control.memory import DeviceUse, fit_memory, token_bytes
 from gpu_runtime.control.prepare import prepare
 from gpu_runtime.cuda.device import Device, first_device
 from gpu_runtime.cuda.errors import CudaError
+from gpu_runtime.cuda.occupancy import free_bytes
 from gpu_runtime.model.config import ModelConfig
 from gpu_runtime.model.source import ModelFolder
 from gpu_runtime.model.tensors import TensorFiles
@@ -161,7 +163,64 @@ def test_the_soft_gpu() -> None:
     assert fit_memory(make_config("cpu"), model(), WINDOW, needed).kv_tokens == 16384
     with pytest.raises(ExhaustedError, match=r"4\.0 GiB of it KV cache"):
         fit_memory(make_config("cpu"), model(), WINDOW, needed - 1)
-    assert 0 < available_bytes(make_config("cpu")) < 1 << 50
+    assert 0 < DeviceUse(make_config("cpu")).available() < 1 << 50
+
+
+@pytest.fixture
+def hundred(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A CUDA device of 100 GB, and how to say how many of them are free; below zero: it does not tell."""
+    monkeypatch.setattr(memory, "first_device", lambda: Device("Example 100", 100 * 10**9, (9, 0)))
+    free = 100
+
+    def free_bytes() -> int:
+        if free < 0:
+            raise CudaError("not told")
+        return free * 10**9
+
+    def tell(gigabytes: int) -> None:
+        nonlocal free
+        free = gigabytes
+
+    monkeypatch.setattr(memory, "free_bytes", free_bytes)
+    return tell
+
+
+def test_what_others_have_taken_of_a_device(hundred: Callable[[int], None], caplog: pytest.LogCaptureFixture) -> None:
+    """90 GB are the share. Others take 30 of 100; a chain takes 60, of which a successor finds all again."""
+    use = DeviceUse(make_config("cuda"))
+    assert use.available() == 90 * 10**9
+    assert not caplog.text
+    hundred(70)
+    assert use.available() == 70 * 10**9
+    assert "65.2 GiB of its memory are free" in caplog.text
+    use.before_start()
+    hundred(10)
+    use.when_ready()
+    assert use.available() == 10 * 10**9
+    assert use.available(replaced=1) == 70 * 10**9
+    hundred(35)  # 25 of the others' are given back
+    assert use.available(replaced=1) == 90 * 10**9
+    use.before_start()  # the chain has gone
+    assert use.available(replaced=1) == 35 * 10**9
+
+
+def test_a_device_that_does_not_tell_what_is_free(
+    hundred: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    hundred(-1)
+    use = DeviceUse(make_config("cuda"))
+    use.before_start()
+    use.when_ready()
+    assert use.available(replaced=1) == use.available() == 90 * 10**9
+    assert "taking the device as ours alone: not told" in caplog.text
+
+
+@pytest.mark.skipif(has_device(), reason="a CUDA device is there")
+def test_without_a_device_nothing_is_free() -> None:
+    with pytest.raises(CudaError, match="CUDA"):
+        free_bytes()
+    with pytest.raises(BadRequestError, match="CUDA"):
+        DeviceUse(make_config("cuda")).available()
 
 
 def test_head_sizes() -> None:

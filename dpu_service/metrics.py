@@ -61,6 +61,7 @@ TLS_RELOADS = Counter("blink_tls_reloads", "Times that certificate files changed
 RUNTIME_REQUESTS = Counter(
     "blink_runtime_requests", "Requests that a runtime was chosen for, by why", ["runtime", "chosen"]
 )
+RUNTIME_RETRIES = Counter("blink_runtime_retries", "Requests that were tried once more, on another runtime")
 UNKNOWN_RECORDS = Counter("blink_unknown_records", "Token records of sequences that the worker does not know")
 
 _DEVICE_GAUGES = {

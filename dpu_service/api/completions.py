@@ -5,24 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import replace
 from functools import partial
 
 from dpu_service import metrics
 from dpu_service.api.access import check_account, enter
 from dpu_service.api.answers import DONE, Piece, Usage, usage
+from dpu_service.api.attempts import Attempts
 from dpu_service.api.deadline import Deadline
-from dpu_service.api.deciding import decide
 from dpu_service.api.errors import ApiError, from_sequences, internal
 from dpu_service.api.exchange import EVENT_STREAM, Exchange
 from dpu_service.api.generation import Generation
 from dpu_service.api.outflow import Outflow
-from dpu_service.api.placing import check_ready, check_room, find, pump_for, start
+from dpu_service.api.placing import check_ready, check_room, find
 from dpu_service.api.prepare import Prepare, Prepared, prepare_chat, prepare_completion
 from dpu_service.api.ranking import best
 from dpu_service.runtimes import Serving
-from dpu_service.sequences.errors import ClientGoneError, DeadlinePassedError, SequencesError
-from dpu_service.sequences.inbox import Inbox
+from dpu_service.sequences.errors import ClientGoneError, SequencesError
 from dpu_service.service import Service
 
 log = logging.getLogger(__name__)
@@ -64,36 +62,25 @@ async def _answer(service: Service, exchange: Exchange, prepare: Prepare) -> str
     serving, prepared = await deadline.keep(_prepared(service, exchange, prepare))
     plan, used = prepared.plan, None
     ticket = enter(exchange, plan.choices, plan.prompt_tokens, plan.most_tokens)
-    inbox, aside = Inbox(ticket.started), Inbox()
-    exchange.when_gone(lambda: _gone(inbox, aside))
+    attempts = Attempts(service, exchange, serving, deadline, ticket.started)
+    exchange.notes["stream"] = prepared.stream
     try:
-        if len(prepared.plans) > 1:
-            pump = pump_for(service, exchange, serving, plan)
-            plan = await deadline.keep(decide(pump, prepared.plans, aside))
-            prepared = replace(prepared, plans=[plan])
-        generation = start(service, exchange, serving, plan, inbox)
-        exchange.notes.update(prompt_tokens=plan.prompt_tokens, stream=prepared.stream)
-        try:
-            deadline.watch(lambda: _give_up(generation, inbox))
-            run = _stream if prepared.stream else _whole
-            return await run(exchange, generation, prepared)
-        finally:
-            generation.close()
-            exchange.notes["completion_tokens"] = generation.completion_tokens
-            used = plan.prompt_tokens + generation.completion_tokens
-            _count_for_tenant(exchange, plan.prompt_tokens, generation.completion_tokens)
+        return await attempts.run(prepared, _stream if prepared.stream else _whole)
     except ClientGoneError:
         return "client_gone"
     except SequencesError as error:
         raise from_sequences(error) from error
     finally:
+        if attempts.begun:
+            used = _count(exchange, attempts.prompt_tokens, attempts.completion_tokens)
         deadline.stop()
         ticket.close(used)
 
 
-def _gone(*inboxes: Inbox) -> None:
-    for inbox in inboxes:
-        inbox.fail(ClientGoneError("the client went away"))
+def _count(exchange: Exchange, prompt_tokens: int, completion_tokens: int) -> int:
+    exchange.notes.update(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+    _count_for_tenant(exchange, prompt_tokens, completion_tokens)
+    return prompt_tokens + completion_tokens
 
 
 def _count_for_tenant(exchange: Exchange, prompt_tokens: int, completion_tokens: int) -> None:
@@ -119,12 +106,6 @@ async def _prepared(service: Service, exchange: Exchange, prepare: Prepare) -> t
     exchange.forget_body()
     check_ready(service, exchange)
     return serving, prepared
-
-
-def _give_up(generation: Generation, inbox: Inbox) -> None:
-    """Also when the client is slow to read, and nobody is there to see the failure."""
-    generation.cancel()
-    inbox.fail(DeadlinePassedError("the client's deadline"))
 
 
 def _used(prepared: Prepared, generation: Generation) -> Usage:

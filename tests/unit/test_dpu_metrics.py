@@ -61,6 +61,7 @@ PROMISED = {
     "blink_runtime_heartbeat_age_seconds": ("gauge", ("runtime",)),
     "blink_runtime_kv_usage_ratio": ("gauge", ("runtime",)),
     "blink_runtime_requests_total": ("counter", ("chosen", "runtime")),
+    "blink_runtime_retries_total": ("counter", ()),
     "blink_runtime_sequences_running": ("gauge", ("runtime",)),
     "blink_runtime_sequences_waiting": ("gauge", ("runtime",)),
     "blink_runtime_state": ("gauge", ("runtime",)),

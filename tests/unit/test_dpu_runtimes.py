@@ -262,6 +262,56 @@ def test_a_runtime_that_dies_takes_its_own_streams_only(both: tuple[FrontEnd, Se
     assert metric(front, 'blink_runtime_requests_total{chosen="only",runtime="%s"}' % (1 - int(number))) >= 4
 
 
+def ask_slowly(front: FrontEnd, **fields: Any) -> tuple[threading.Thread, list[httpx.Response]]:
+    """A request whose answer somebody waits for."""
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: answers.append(complete(front, **fields)))
+    asking.start()
+    return asking, answers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_of_which_nothing_is_out_goes_to_another_runtime(both: tuple[FrontEnd, Second], stream: bool) -> None:
+    """An answer that has begun unseen, a stream that has not. What the lost runtime made of it does not count."""
+    front, second = both
+    for device in (front.device, second.device):
+        device.script = lambda s: Script([] if stream else FOREVER[:3], Finish.NONE)
+    retries = metric(front, "blink_runtime_retries_total")
+    asking, answers = ask_slowly(front, stream=stream, stream_options={"include_usage": True} if stream else None)
+    eventually(lambda: front.device.playing + second.device.playing == 1)
+    dead, living = (front, second) if front.device.playing else (second, front)
+    says(living.device, "alive")
+    dead.device.state = DeviceState.FAILED
+    asking.join()
+    assert answers[0].status_code == 200
+    assert metric(front, "blink_runtime_retries_total") == retries + 1
+    whole = answers[0].text if stream else json.dumps(answers[0].json())
+    assert f'"completion_tokens":{len(tiny_text.ids("alive")) + 1}' in whole.replace(" ", "")
+    assert "error" not in whole
+    if not stream:
+        assert text_of(answers[0]) == "alive"
+    line = next(line for line in reversed(front.log.read_text().splitlines()) if '"/v1/completions"' in line)
+    assert f'"runtime":"{int(living is second)}"' in line.replace(" ", "")
+
+
+def test_a_request_is_not_tried_a_third_time(both: tuple[FrontEnd, Second]) -> None:
+    """Though the first runtime is back when the second one is lost by it."""
+    front, second = both
+    for device in (front.device, second.device):
+        device.script = lambda s: Script([], Finish.NONE)
+    asking, answers = ask_slowly(front)
+    eventually(lambda: front.device.playing + second.device.playing == 1)
+    first, last = (front, second) if front.device.playing else (second, front)
+    first.device.state = DeviceState.FAILED
+    eventually(lambda: last.device.playing == 1)
+    first.device.state = DeviceState.RUNNING
+    eventually(lambda: unready(front) == {})
+    last.device.state = DeviceState.FAILED
+    asking.join()
+    assert answers[0].status_code == 503
+    assert answers[0].json()["error"]["code"] == "device_unavailable"
+
+
 def test_one_that_is_silent_is_avoided_before_it_counts_as_lost() -> None:
     with pair("--device-timeout", "30") as (front, second):
         eventually(lambda: unready(front) == {})

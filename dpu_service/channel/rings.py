@@ -5,15 +5,14 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-import numpy as np
-
 from blink_proto import arena
 from dpu_service.transport.base import Transport
 
 _LAPS = (1 << 32) - 1
 _SEED_MASK = (1 << 64) - 1
-_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-_PLAIN = ("min_p", *_PENALTIES, "min_tokens", "logprobs", "priority", "cache_salt")
+_NO_STOPS = (0,) * arena.SubmitRecord["stop_tokens"].shape[0]
+_SUBMIT = struct.Struct(f"<4I2fQ2I{len(_NO_STOPS)}I4f4IiIQ")
+"""SubmitRecord up to its commit word. One of numpy's, set field by field, takes seven times as long."""
 
 
 @dataclass(frozen=True)
@@ -78,27 +77,33 @@ def submit_payload(
     prompt_offset: int, prompt_tokens: int, sampling: Sampling, bias_count: int = 0, ban_words: int = 0
 ) -> bytes:
     """A SubmitRecord without its commit word. Bias entries and banned sequences stand behind the prompt in the heap."""
-    record = np.zeros((), arena.SubmitRecord)
-    record["prompt_offset"] = prompt_offset
-    record["prompt_tokens"] = prompt_tokens
-    record["max_tokens"] = sampling.max_tokens
-    record["top_k"] = sampling.top_k
-    record["temperature"] = sampling.temperature
-    record["top_p"] = sampling.top_p
-    record["seed"] = np.uint64(sampling.seed & _SEED_MASK)
-    record["flags"] = (
+    stops = sampling.stop_tokens
+    return _SUBMIT.pack(
+        prompt_offset,
+        prompt_tokens,
+        sampling.max_tokens,
+        sampling.top_k,
+        sampling.temperature,
+        sampling.top_p,
+        sampling.seed & _SEED_MASK,
         arena.SubmitFlag.IGNORE_EOS * sampling.ignore_eos
         | arena.SubmitFlag.ALLOW_ONLY * sampling.allow_only
-        | arena.SubmitFlag.PROMPT_LOGPROBS * sampling.prompt_logprobs
+        | arena.SubmitFlag.PROMPT_LOGPROBS * sampling.prompt_logprobs,
+        len(stops),
+        *stops,
+        *_NO_STOPS[len(stops) :],
+        sampling.min_p,
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        sampling.logprobs,
+        prompt_offset + prompt_tokens if bias_count or ban_words else 0,
+        bias_count,
+        sampling.min_tokens,
+        sampling.priority,
+        ban_words,
+        sampling.cache_salt,
     )
-    record["stop_count"] = len(sampling.stop_tokens)
-    record["stop_tokens"][: len(sampling.stop_tokens)] = sampling.stop_tokens
-    for name in _PLAIN:
-        record[name] = getattr(sampling, name)
-    record["bias_count"] = bias_count
-    record["ban_words"] = ban_words
-    record["bias_offset"] = prompt_offset + prompt_tokens if bias_count or ban_words else 0
-    return record.tobytes()[: arena.SUBMIT_RECORD_OFFSETS["commit"]]
 
 
 def cancel_payload(target: int) -> bytes:

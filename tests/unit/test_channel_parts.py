@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 
+import numpy as np
 import pytest
 
 from blink_proto import arena
@@ -105,6 +106,19 @@ def test_submit_payload_fields() -> None:
     assert raw[40:48] == b"\x03\0\0\0\x04\0\0\0"
     assert raw[76:80] == struct.pack("<f", 1)
     assert not any(raw[48:76] + raw[80:])
+
+
+def test_a_submission_is_the_contracts_record() -> None:
+    """Every field, each with a value of its own, as numpy reads it by the contract's description."""
+    plain = {"max_tokens": 3, "temperature": 0.5, "top_p": 0.25, "top_k": 4, "seed": 5, "min_p": 0.125, "min_tokens": 7}
+    plain |= {"repetition_penalty": 1.5, "presence_penalty": 2.5, "frequency_penalty": -1.0, "logprobs": 8}
+    plain |= {"priority": -9, "cache_salt": 1 << 60}
+    raw = submit_payload(100, 20, Sampling(stop_tokens=tuple(range(30, 38)), **plain), 11, 12)
+    (found,) = np.frombuffer(raw + bytes(8), arena.SubmitRecord)
+    derived = {"prompt_offset": 100, "prompt_tokens": 20, "flags": 0, "stop_count": 8, "bias_count": 11}
+    derived |= {"ban_words": 12, "bias_offset": 120, "commit": 0}
+    assert found["stop_tokens"].tolist() == list(range(30, 38))
+    assert {name: found[name] for name in arena.SubmitRecord.names if name != "stop_tokens"} == plain | derived
 
 
 def test_submit_payload_of_what_few_ask_for() -> None:

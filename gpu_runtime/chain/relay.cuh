@@ -45,11 +45,11 @@ __device__ inline void copy_words(uint64_t* to, const uint64_t* from, uint64_t w
 __device__ inline void pull_heap(const State& state, const layout::ChainBoard& board, uint32_t c, uint64_t offset,
                                  uint64_t count) {
   if (count == 0) return;
-  const auto* heap = inbound_part<uint32_t>(state, c, state.inbound_layout.channel_heap_offset);
-  const auto* first = reinterpret_cast<const uint64_t*>(heap + offset / 2 * 2);
+  auto* heap = inbound_part<uint32_t>(state, c, state.inbound_layout.channel_heap_offset);
+  auto* first = reinterpret_cast<uint64_t*>(heap + offset / 2 * 2);
   const uint64_t words = (offset + count + 1) / 2 - offset / 2;
   // A heap of an odd number of tokens ends in padding: parts start on cache lines.
-  copy_words(const_cast<uint64_t*>(first), mirrored<const uint64_t>(first, state.inbound, board.host_inbound), words);
+  copy_words(first, mirrored<const uint64_t>(first, state.inbound, board.host_inbound), words);
 }
 
 // Tokens that a record needs from the heap; 0 for one that the scheduler will refuse without looking at them.
@@ -63,12 +63,11 @@ __device__ inline uint64_t heap_tokens_of(const State& state, const arena::Submi
 // How many records from a ring's position on are there in host memory, 32 at most. One warp.
 template <class Record>
 __device__ uint32_t count_new(const Record* own_ring, const State& state, const layout::ChainBoard& board,
-                              uint64_t lease, uint64_t next, uint32_t slots) {
+                              const Channel& channel, uint64_t next, uint32_t slots) {
   const uint32_t lane = threadIdx.x % kLanes;
   const uint64_t position = next + lane;
-  const Channel expected{.lease = lease};
   const Record* from = mirrored<const Record>(own_ring + position % slots, state.inbound, board.host_inbound);
-  const bool there = lane < slots && load_acquire(&from->commit) == commit_word(expected, position, slots);
+  const bool there = lane < slots && load_acquire(&from->commit) == commit_word(channel, position, slots);
   const uint32_t missing = ~__ballot_sync(kFullWarp, there);
   return missing == 0 ? kLanes : static_cast<uint32_t>(__ffs(static_cast<int>(missing))) - 1;
 }
@@ -82,19 +81,17 @@ struct Pulled {
 // Tokens that a pull copies for a channel at most, beyond its first submission: a step waits for it.
 constexpr uint64_t kPullTokens = 1u << 16;
 
-__device__ inline Pulled pull_submissions(const State& state, const layout::ChainBoard& board, uint32_t c,
-                                          uint64_t lease) {
+__device__ inline Pulled pull_submissions(const State& state, const layout::ChainBoard& board, uint32_t c) {
+  const Channel& channel = state.channels[c];
   const uint32_t slots = state.config.submit_slots;
-  auto* ring = const_cast<arena::SubmitRecord*>(
-      inbound_part<arena::SubmitRecord>(state, c, state.inbound_layout.channel_submit_offset));
-  const uint64_t next = state.channels[c].submit_next;
-  const Channel expected{.lease = lease};
-  const uint32_t count = count_new(ring, state, board, lease, next, slots);
+  arena::SubmitRecord* ring = submit_ring(state, c);
+  const uint64_t next = channel.submit_next;
+  const uint32_t count = count_new(ring, state, board, channel, next, slots);
   Pulled pulled{false, count == kLanes};
   uint64_t tokens = 0;
   for (uint64_t position = next; position < next + count; ++position) {
     arena::SubmitRecord* own = ring + position % slots;
-    const uint64_t commit = commit_word(expected, position, slots);
+    const uint64_t commit = commit_word(channel, position, slots);
     if (own->commit == commit) continue;  // pulled before, not taken yet
     if (tokens > kPullTokens) return {true, true};
     const auto* from = mirrored<const uint64_t>(own, state.inbound, board.host_inbound);
@@ -110,42 +107,49 @@ __device__ inline Pulled pull_submissions(const State& state, const layout::Chai
   return pulled;
 }
 
-__device__ inline Pulled pull_cancels(const State& state, const layout::ChainBoard& board, uint32_t c, uint64_t lease) {
+__device__ inline Pulled pull_cancels(const State& state, const layout::ChainBoard& board, uint32_t c) {
+  const Channel& channel = state.channels[c];
   const uint32_t slots = state.config.cancel_slots;
-  auto* ring = const_cast<arena::CancelRecord*>(
-      inbound_part<arena::CancelRecord>(state, c, state.inbound_layout.channel_cancel_offset));
-  const uint64_t next = state.channels[c].cancel_next;
-  const Channel expected{.lease = lease};
-  const uint32_t count = count_new(ring, state, board, lease, next, slots);
+  arena::CancelRecord* ring = cancel_ring(state, c);
+  const uint64_t next = channel.cancel_next;
+  const uint32_t count = count_new(ring, state, board, channel, next, slots);
   const uint32_t lane = threadIdx.x % kLanes;
   if (lane < count) {
     arena::CancelRecord* own = ring + (next + lane) % slots;
     const auto* from = mirrored<const arena::CancelRecord>(own, state.inbound, board.host_inbound);
     own->target = load_relaxed(&from->target);
-    store_release(&own->commit, commit_word(expected, next + lane, slots));
+    store_release(&own->commit, commit_word(channel, next + lane, slots));
   }
   __syncwarp();
   return {count != 0, count == kLanes};
 }
 
+// Forgets what stands in a channel's rings in host memory, as the scheduler does in its own (leases.h): it is about to
+// accept the next lease, whose front end writes no record before a push has told it. One warp.
+__device__ inline void clear_host_rings(const State& state, const layout::ChainBoard& board, uint32_t c) {
+  const uint32_t lane = threadIdx.x % kLanes;
+  auto* submissions = mirrored<arena::SubmitRecord>(submit_ring(state, c), state.inbound, board.host_inbound);
+  auto* cancels = mirrored<arena::CancelRecord>(cancel_ring(state, c), state.inbound, board.host_inbound);
+  for (uint32_t i = lane; i < state.config.submit_slots; i += kLanes) store_relaxed(&submissions[i].commit, kNoCommit);
+  for (uint32_t i = lane; i < state.config.cancel_slots; i += kLanes) store_relaxed(&cancels[i].commit, kNoCommit);
+  __syncwarp();
+}
+
 // Takes over what front ends have written for one channel. One warp.
 __device__ inline Pulled pull_channel(const State& state, const layout::ChainBoard& board, uint32_t c) {
-  auto* own = const_cast<arena::ChannelIn*>(channel_in(state, c));
+  arena::ChannelIn* own = channel_in(state, c);
   const auto* from = mirrored<const arena::ChannelIn>(own, state.inbound, board.host_inbound);
   const uint32_t lane = threadIdx.x % kLanes;
   const uint64_t* words[3] = {&from->lease, &from->heartbeat, &from->log_read};
   uint64_t* own_words[3] = {&own->lease, &own->heartbeat, &own->log_read};
   const uint64_t word = lane < 3 ? load_acquire(words[lane]) : 0;
-  // The lease under which records count: the one that the scheduler is about to accept, or else the last accepted one
-  // while it lives.
   const Channel& channel = state.channels[c];
-  const uint64_t written = __shfl_sync(kFullWarp, word, 0);
-  const bool begins = written == channel.lease + 1;
   Pulled pulled{false, false};
-  if (begins || channel.live != 0) {
-    const uint64_t lease = begins ? written : channel.lease;
-    const Pulled submissions = pull_submissions(state, board, c, lease);
-    const Pulled cancels = pull_cancels(state, board, c, lease);
+  if (asks_for_lease(channel, __shfl_sync(kFullWarp, word, 0))) {
+    clear_host_rings(state, board, c);
+  } else if (channel.live != 0) {
+    const Pulled submissions = pull_submissions(state, board, c);
+    const Pulled cancels = pull_cancels(state, board, c);
     pulled = {submissions.any || cancels.any, submissions.more || cancels.more};
   }
   if (lane < 3) store_release(own_words[lane], word);
@@ -164,24 +168,8 @@ constexpr uint64_t kLongestTrustNs = 50'000'000;
 __device__ inline bool take_direct(layout::ChainBoard& board) {
   const uint64_t direct = load_relaxed(&board.direct);
   const bool changed = direct != board.direct_seen;
-  board.direct_ended = board.direct_seen & ~direct;
   board.direct_seen = direct;
   return changed;
-}
-
-// Forgets what a front end that had the channel to itself left in its rings: its records could be those of leases to
-// come. One warp.
-__device__ inline void clear_rings(const State& state, uint32_t c) {
-  const uint32_t lane = threadIdx.x % kLanes;
-  const auto* submissions = inbound_part<arena::SubmitRecord>(state, c, state.inbound_layout.channel_submit_offset);
-  const auto* cancels = inbound_part<arena::CancelRecord>(state, c, state.inbound_layout.channel_cancel_offset);
-  for (uint32_t slot = lane; slot < state.config.submit_slots; slot += kLanes) {
-    store_relaxed(const_cast<uint64_t*>(&submissions[slot].commit), uint64_t{0});
-  }
-  for (uint32_t slot = lane; slot < state.config.cancel_slots; slot += kLanes) {
-    store_relaxed(const_cast<uint64_t*>(&cancels[slot].commit), uint64_t{0});
-  }
-  __syncwarp();
 }
 
 // Takes over what front ends have written, if the bell says that there may be something. The whole block.
@@ -196,7 +184,6 @@ __device__ inline void pull(const State& state, layout::ChainBoard& board, uint6
   Pulled pulled{false, false};
   for (uint32_t c = threadIdx.x / kLanes; c < state.config.channels; c += blockDim.x / kLanes) {
     if (is_direct(board, c)) continue;
-    if (board.direct_ended >> c & 1) clear_rings(state, c);
     const Pulled one = pull_channel(state, board, c);
     pulled = {pulled.any || one.any, pulled.more || one.more};
   }

@@ -8,7 +8,7 @@ namespace blink {
 BLINK_FN bool take_cancel(State& state, uint32_t c) {
   Channel& channel = state.channels[c];
   const uint32_t slots = state.config.cancel_slots;
-  const auto* ring = inbound_part<arena::CancelRecord>(state, c, state.inbound_layout.channel_cancel_offset);
+  const arena::CancelRecord* ring = cancel_ring(state, c);
   const arena::CancelRecord* from = ring + channel.cancel_next % slots;
   if (load_acquire(&from->commit) != commit_word(channel, channel.cancel_next, slots)) return false;
   const uint64_t target = load_relaxed(&from->target);

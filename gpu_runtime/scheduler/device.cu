@@ -34,7 +34,7 @@ bool ok(cudaError_t status) { return status == cudaSuccess; }
 // `mirror` has the device's state with pointers into `copy`, the host's copy of all arrays.
 struct blink_scheduler {
   SchedulerConfig config{};
-  const uint8_t* inbound = nullptr;
+  uint8_t* inbound = nullptr;
   uint8_t* outbound = nullptr;
   size_t inbound_bytes = 0, outbound_bytes = 0;
   uint8_t *device_inbound = nullptr, *device_outbound = nullptr, *device_arrays = nullptr;
@@ -84,6 +84,11 @@ bool copy_back(blink_scheduler& scheduler) {
       cudaMemcpy(scheduler.outbound, scheduler.device_outbound, scheduler.outbound_bytes, cudaMemcpyDeviceToHost));
 }
 
+// Of the inbound region the scheduler writes the rings of channels whose lease begins.
+bool copy_inbound_back(const blink_scheduler& scheduler) {
+  return ok(cudaMemcpy(scheduler.inbound, scheduler.device_inbound, scheduler.inbound_bytes, cudaMemcpyDeviceToHost));
+}
+
 bool build(blink_scheduler& scheduler) {
   State state{};
   state.config = scheduler.config;
@@ -120,7 +125,7 @@ extern "C" {
 
 BLINK_EXPORT const char* blink_scheduler_check(const SchedulerConfig* config) { return blink::check_config(*config); }
 
-BLINK_EXPORT blink_scheduler* blink_scheduler_create(const SchedulerConfig* config, const uint8_t* inbound,
+BLINK_EXPORT blink_scheduler* blink_scheduler_create(const SchedulerConfig* config, uint8_t* inbound,
                                                      size_t inbound_bytes, uint8_t* outbound, size_t outbound_bytes) {
   if (blink::check_config(*config) != nullptr) return nullptr;
   auto* scheduler = new (std::nothrow) blink_scheduler;
@@ -180,7 +185,8 @@ BLINK_EXPORT void blink_scheduler_step(blink_scheduler* scheduler, uint64_t now_
   cudaEventRecord(scheduler->begin);
   step_kernel<<<1, kThreads>>>(scheduler->device_state, now_ns, command);
   cudaEventRecord(scheduler->end);
-  const bool ran = sent && ok(cudaGetLastError()) && ok(cudaDeviceSynchronize()) && copy_back(*scheduler);
+  const bool ran = sent && ok(cudaGetLastError()) && ok(cudaDeviceSynchronize()) && copy_back(*scheduler) &&
+                   copy_inbound_back(*scheduler);
   cudaEventElapsedTime(&scheduler->last_step_ms, scheduler->begin, scheduler->end);
   // A device error must not look like an idle plan.
   if (!ran) abort();

@@ -49,7 +49,7 @@ extern "C" {
 
 BLINK_EXPORT const char* blink_scheduler_check(const SchedulerConfig* config) { return blink::check_config(*config); }
 
-BLINK_EXPORT blink_scheduler* blink_scheduler_create(const SchedulerConfig* config, const uint8_t* inbound,
+BLINK_EXPORT blink_scheduler* blink_scheduler_create(const SchedulerConfig* config, uint8_t* inbound,
                                                      size_t inbound_bytes, uint8_t* outbound, size_t outbound_bytes) {
   if (blink::check_config(*config) != nullptr) return nullptr;
   const blink::arena::InboundLayout in(blink::sizes_of(*config));

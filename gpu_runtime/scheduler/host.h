@@ -33,7 +33,7 @@ const char* blink_scheduler_check(const blink::layout::SchedulerConfig* config);
 
 // The regions must stay mapped, be 64-byte aligned and have the sizes that the configuration gives. Null when the
 // configuration is wrong or memory is short.
-blink_scheduler* blink_scheduler_create(const blink::layout::SchedulerConfig* config, const uint8_t* inbound,
+blink_scheduler* blink_scheduler_create(const blink::layout::SchedulerConfig* config, uint8_t* inbound,
                                         size_t inbound_bytes, uint8_t* outbound, size_t outbound_bytes);
 void blink_scheduler_destroy(blink_scheduler* scheduler);
 

@@ -10,8 +10,7 @@ BLINK_FN uint64_t commit_word(const Channel& channel, uint64_t position, uint32_
 }
 
 BLINK_FN const arena::SubmitRecord* submit_slot(const State& state, uint32_t c) {
-  const uint64_t at = (state.channels[c].submit_next & (state.config.submit_slots - 1));
-  return inbound_part<arena::SubmitRecord>(state, c, state.inbound_layout.channel_submit_offset) + at;
+  return submit_ring(state, c) + (state.channels[c].submit_next & (state.config.submit_slots - 1));
 }
 
 BLINK_FN bool submission_is_there(const State& state, uint32_t c) {

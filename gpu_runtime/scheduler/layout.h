@@ -13,7 +13,7 @@
 namespace blink::layout {
 
 inline constexpr uint32_t kVersion = 1;
-inline constexpr uint64_t kLayoutHash = 0xA44B4B1CDD1CF1B7ull;
+inline constexpr uint64_t kLayoutHash = 0xDB205DBEB69BBFAEull;
 inline constexpr uint32_t MAX_EOS_TOKENS = 0x10u;  // stop tokens a model may have
 inline constexpr uint32_t MAX_BUCKETS = 0x40u;  // sizes of step graphs at most
 inline constexpr uint32_t MAX_CANCELS_PER_STEP = 0x20u;  // cancel records taken in one step at most, over all channels
@@ -320,8 +320,7 @@ struct alignas(8) ChainBoard {
   uint64_t pulled_ns;  // when the last pull looked beyond the bell
   uint64_t direct;  // a bit for each channel: its front end reaches device memory by itself, so that the relay leaves the channel alone; written by the chain's process
   uint64_t direct_seen;  // the same as of the last pull: from then on no other one goes by an older value
-  uint64_t direct_ended;  // channels that were direct in the pull before the last one and no longer are
-  uint8_t pad0[584];  // zero
+  uint8_t pad0[592];  // zero
 };
 static_assert(sizeof(ChainBoard) == 2240);
 #ifndef __CUDACC_RTC__  // NVRTC has no offsetof; the size is asserted there too
@@ -342,8 +341,7 @@ static_assert(offsetof(ChainBoard, bell_polled) == 1616);
 static_assert(offsetof(ChainBoard, pulled_ns) == 1624);
 static_assert(offsetof(ChainBoard, direct) == 1632);
 static_assert(offsetof(ChainBoard, direct_seen) == 1640);
-static_assert(offsetof(ChainBoard, direct_ended) == 1648);
-static_assert(offsetof(ChainBoard, pad0) == 1656);
+static_assert(offsetof(ChainBoard, pad0) == 1648);
 #endif
 
 }  // namespace blink::layout

@@ -8,7 +8,7 @@ from enum import IntEnum, IntFlag
 import numpy as np
 
 VERSION = 1
-LAYOUT_HASH = 0xA44B4B1CDD1CF1B7
+LAYOUT_HASH = 0xDB205DBEB69BBFAE
 
 MAX_EOS_TOKENS = 0x10
 """stop tokens a model may have"""
@@ -278,12 +278,11 @@ ChainBoard = np.dtype(
         ("pulled_ns", "<u8"),  # when the last pull looked beyond the bell
         ("direct", "<u8"),  # a bit for each channel: its front end reaches device memory by itself, so that the relay leaves the channel alone; written by the chain's process
         ("direct_seen", "<u8"),  # the same as of the last pull: from then on no other one goes by an older value
-        ("direct_ended", "<u8"),  # channels that were direct in the pull before the last one and no longer are
-        ("pad0", "u1", (584,)),  # zero
+        ("pad0", "u1", (592,)),  # zero
     ]
 )
 """what the chain's kernels know beside the scheduler's state; in device memory"""
 assert ChainBoard.itemsize == 2240
-CHAIN_BOARD_OFFSETS = {"command": 0, "command_seen": 8, "bell_seen": 16, "host_inbound": 24, "host_outbound": 32, "stamps": 40, "longest_poll_ns": 48, "idle_since_ns": 56, "launch_error": 64, "idle_graph": 72, "decode_graphs": 80, "mixed_graphs": 592, "pushed": 1104, "bell_polled": 1616, "pulled_ns": 1624, "direct": 1632, "direct_seen": 1640, "direct_ended": 1648, "pad0": 1656}
+CHAIN_BOARD_OFFSETS = {"command": 0, "command_seen": 8, "bell_seen": 16, "host_inbound": 24, "host_outbound": 32, "stamps": 40, "longest_poll_ns": 48, "idle_since_ns": 56, "launch_error": 64, "idle_graph": 72, "decode_graphs": 80, "mixed_graphs": 592, "pushed": 1104, "bell_polled": 1616, "pulled_ns": 1624, "direct": 1632, "direct_seen": 1640, "pad0": 1648}
 assert ChainBoard.fields is not None
 assert {name: field[1] for name, field in ChainBoard.fields.items()} == CHAIN_BOARD_OFFSETS

@@ -9,6 +9,11 @@ BLINK_FN void end_lease(Channel& channel) {
   channel.drop = 1;
 }
 
+// Whether a lease word asks for the channel's next lease.
+BLINK_FN bool asks_for_lease(const Channel& channel, uint64_t word) {
+  return word == channel.lease + 1 && word <= 0xFFFFFFFFu;
+}
+
 BLINK_FN void begin_lease(Channel& channel, uint64_t lease, uint64_t heartbeat, uint64_t now_ns) {
   channel.drop = 1;
   channel.lease = lease;
@@ -21,7 +26,7 @@ BLINK_FN void begin_lease(Channel& channel, uint64_t lease, uint64_t heartbeat, 
 BLINK_FN void watch_lease(Channel& channel, uint64_t word, uint64_t heartbeat, uint64_t now_ns) {
   const bool changed = word != channel.lease_seen;
   channel.lease_seen = word;
-  if (word == channel.lease + 1 && word <= 0xFFFFFFFFu) {
+  if (asks_for_lease(channel, word)) {
     begin_lease(channel, word, heartbeat, now_ns);
   } else if (word == 0) {
     if (channel.live) end_lease(channel);
@@ -48,6 +53,23 @@ BLINK_FN void watch_cursor(Channel& channel, uint64_t log_read) {
   channel.log_read_seen = log_read;
 }
 
+// No record has that commit word: its lap is 0.
+inline constexpr uint64_t kNoCommit = 0;
+
+// Forgets what stands in the rings of the channels whose lease has just begun. Commit words are no secret: whoever had
+// the channel before could have written those of this lease. By now its keys are revoked, and the new front end, which
+// writes no record before it is told of its lease, is told by a release behind this (telemetry.h).
+template <class Exec>
+BLINK_FN void clear_rings(const Exec& exec, State& state) {
+  for (uint32_t c = 0; c < state.config.channels; ++c) {
+    if (!state.channels[c].drop || !state.channels[c].live) continue;
+    arena::SubmitRecord* submissions = submit_ring(state, c);
+    arena::CancelRecord* cancels = cancel_ring(state, c);
+    exec.each(state.config.submit_slots, [&](uint32_t i) { store_relaxed(&submissions[i].commit, kNoCommit); });
+    exec.each(state.config.cancel_slots, [&](uint32_t i) { store_relaxed(&cancels[i].commit, kNoCommit); });
+  }
+}
+
 // Reads the control words of every channel and drops the sequences whose lease has ended.
 template <class Exec>
 BLINK_FN void watch_channels(const Exec& exec, State& state, uint64_t now_ns) {
@@ -62,6 +84,7 @@ BLINK_FN void watch_channels(const Exec& exec, State& state, uint64_t now_ns) {
   const uint64_t ended_leases = exec.scan(
       state.config.channels, [&](uint32_t c) -> uint64_t { return state.channels[c].drop; }, [](uint32_t, uint64_t) {});
   if (ended_leases == 0) return;
+  clear_rings(exec, state);
   const auto dropped = [&](uint32_t slot) { return state.channels[state.sequences[slot].channel].drop != 0; };
   release_blocks(exec, state, dropped);
   const auto untold = [&](uint32_t i) -> uint64_t {

@@ -11,7 +11,7 @@ BLINK_FN bool channel_has_news(const State& state, uint32_t c) {
   const Channel& channel = state.channels[c];
   const arena::ChannelIn* in = channel_in(state, c);
   const uint32_t slots = state.config.cancel_slots;
-  const auto* ring = inbound_part<arena::CancelRecord>(state, c, state.inbound_layout.channel_cancel_offset);
+  const arena::CancelRecord* ring = cancel_ring(state, c);
   const uint64_t lease = load_relaxed(&in->lease);
   const uint64_t read = load_relaxed(&in->log_read);
   const uint64_t submission = load_relaxed(&submit_slot(state, c)->commit);

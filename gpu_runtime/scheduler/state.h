@@ -48,7 +48,7 @@ struct alignas(16) Channel {
   uint64_t lease_seen;  // last word read, to count a wrong one once
   uint32_t live;
   uint32_t ending;  // its sequences that wait for room for their END record
-  uint32_t drop;    // its lease has just ended
+  uint32_t drop;    // a lease has just ended; live: the next one begins
   uint64_t heartbeat;
   uint64_t heartbeat_ns;  // when that value was first seen
   uint64_t submit_next;
@@ -118,7 +118,7 @@ struct alignas(16) State {
   layout::SchedulerConfig config;
   arena::InboundLayout inbound_layout;
   arena::OutboundLayout outbound_layout;
-  const uint8_t* inbound;
+  uint8_t* inbound;  // read, but for the rings of a channel whose lease begins
   uint8_t* outbound;
 
   Sequence* sequences;    // [max_sequences]
@@ -224,8 +224,8 @@ BLINK_FN uint32_t blocks_for(const State& state, uint64_t tokens) {
 }
 
 template <class T>
-BLINK_FN const T* inbound_part(const State& state, uint32_t channel, uint64_t part_offset) {
-  return reinterpret_cast<const T*>(state.inbound + state.inbound_layout.channel_offset(channel) + part_offset);
+BLINK_FN T* inbound_part(const State& state, uint32_t channel, uint64_t part_offset) {
+  return reinterpret_cast<T*>(state.inbound + state.inbound_layout.channel_offset(channel) + part_offset);
 }
 
 template <class T>
@@ -233,7 +233,15 @@ BLINK_FN T* outbound_part(const State& state, uint32_t channel, uint64_t part_of
   return reinterpret_cast<T*>(state.outbound + state.outbound_layout.channel_offset(channel) + part_offset);
 }
 
-BLINK_FN const arena::ChannelIn* channel_in(const State& state, uint32_t channel) {
+BLINK_FN arena::SubmitRecord* submit_ring(const State& state, uint32_t channel) {
+  return inbound_part<arena::SubmitRecord>(state, channel, state.inbound_layout.channel_submit_offset);
+}
+
+BLINK_FN arena::CancelRecord* cancel_ring(const State& state, uint32_t channel) {
+  return inbound_part<arena::CancelRecord>(state, channel, state.inbound_layout.channel_cancel_offset);
+}
+
+BLINK_FN arena::ChannelIn* channel_in(const State& state, uint32_t channel) {
   return inbound_part<arena::ChannelIn>(state, channel, state.inbound_layout.channel_control_offset);
 }
 

@@ -39,7 +39,7 @@ BLINK_FN bool foresee_channel(const State& state, uint32_t c, Foreseen& foreseen
   Channel& channel = state.channels[c];
   const arena::ChannelIn* in = channel_in(state, c);
   const uint32_t slots = state.config.cancel_slots;
-  const auto* cancels = inbound_part<arena::CancelRecord>(state, c, state.inbound_layout.channel_cancel_offset);
+  const arena::CancelRecord* cancels = cancel_ring(state, c);
   const uint64_t lease = load_relaxed(&in->lease);
   const uint64_t heartbeat = load_relaxed(&in->heartbeat);
   const uint64_t read = load_relaxed(&in->log_read);

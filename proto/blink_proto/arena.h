@@ -81,7 +81,7 @@ enum class SubmitFlag : uint32_t {
 };
 inline constexpr uint32_t kSubmitFlagAll = 1u | 2u | 4u;
 
-// last word of a submission and of a cancel record, written after the rest. A record is valid when both parts are the expected ones, so that nothing has to be cleared and a stale or torn record never looks valid.
+// last word of a submission and of a cancel record, written after the rest. A record is valid when both parts are the expected ones, so that a stale or torn record never looks valid. When a lease begins the scheduler sets those of all slots to 0, which is none, since an earlier holder could have written the ones of leases to come
 struct CommitWord {
   uint64_t lap;  // 32 bits: 1 + (position / slots) mod (2^32 - 1), so never 0
   uint64_t lease;  // 32 bits: the lease under which the writer holds the channel
@@ -233,7 +233,7 @@ static_assert(offsetof(TokenRecord, body) == 8);
 
 // words of a channel that its front-end worker writes, one cache line each
 struct alignas(8) ChannelIn {
-  uint64_t lease;  // lease taken: the last accepted one + 1; 0 gives the channel back
+  uint64_t lease;  // lease taken: the last accepted one + 1; 0 gives the channel back. Records that are written before the scheduler shows that lease are forgotten
   uint8_t pad0[56];  // zero
   uint64_t heartbeat;  // grows while the worker lives
   uint8_t pad1[56];  // zero
@@ -391,7 +391,7 @@ BLINK_LAYOUT_FN uint64_t align_up(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
 
-// Region inbound: written by front ends, read by the GPU. Offsets in bytes from its start.
+// Region inbound: written by front ends, read by the GPU; only commit words are written by both. Offsets in bytes from its start.
 struct InboundLayout {
   uint64_t bell_offset = 0;
   uint64_t channel_control_offset = 0;

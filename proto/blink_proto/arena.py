@@ -124,7 +124,7 @@ class SubmitFlag(IntFlag):
     """the log-probabilities of the prompt's tokens are wanted too (PROMPT_TOKEN), as many with each as `logprobs` says"""
 
 def pack_commit_word(lap: int, lease: int) -> int:
-    """last word of a submission and of a cancel record, written after the rest. A record is valid when both parts are the expected ones, so that nothing has to be cleared and a stale or torn record never looks valid.
+    """last word of a submission and of a cancel record, written after the rest. A record is valid when both parts are the expected ones, so that a stale or torn record never looks valid. When a lease begins the scheduler sets those of all slots to 0, which is none, since an earlier holder could have written the ones of leases to come
 
     lap (32 bits): 1 + (position / slots) mod (2^32 - 1), so never 0
     lease (32 bits): the lease under which the writer holds the channel
@@ -252,7 +252,7 @@ assert {name: field[1] for name, field in TokenRecord.fields.items()} == TOKEN_R
 
 ChannelIn = np.dtype(
     [
-        ("lease", "<u8"),  # lease taken: the last accepted one + 1; 0 gives the channel back
+        ("lease", "<u8"),  # lease taken: the last accepted one + 1; 0 gives the channel back. Records that are written before the scheduler shows that lease are forgotten
         ("pad0", "u1", (56,)),  # zero
         ("heartbeat", "<u8"),  # grows while the worker lives
         ("pad1", "u1", (56,)),  # zero
@@ -377,7 +377,7 @@ class Sizes:
     """tokens a prompt heap holds"""
 
 class InboundLayout:
-    """Region inbound: written by front ends, read by the GPU. Offsets in bytes from its start."""
+    """Region inbound: written by front ends, read by the GPU; only commit words are written by both. Offsets in bytes from its start."""
 
     def __init__(self, sizes: Sizes) -> None:
         at = 0

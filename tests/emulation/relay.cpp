@@ -48,11 +48,7 @@ fibers::Block& block() {
 // twin reads them when it takes them: so that both read the same, whatever waits is taken over again.
 void forget_waiting(const State& state) {
   for (uint32_t c = 0; c < state.config.channels; ++c) {
-    const auto* ring =
-        blink::inbound_part<blink::arena::SubmitRecord>(state, c, state.inbound_layout.channel_submit_offset);
-    for (uint32_t slot = 0; slot < state.config.submit_slots; ++slot) {
-      const_cast<blink::arena::SubmitRecord*>(ring)[slot].commit = 0;
-    }
+    for (uint32_t slot = 0; slot < state.config.submit_slots; ++slot) blink::submit_ring(state, c)[slot].commit = 0;
   }
 }
 
@@ -72,8 +68,13 @@ void deliver(const State& state, Relay& relay) {
   }
 }
 
-// What the scheduler published, from where it is read.
+// What the scheduler published, from where it is read, and what was cleared of the front ends' rings.
 void fetch(const State& state, Relay& relay) {
+  const auto& own = state.inbound_layout;
+  for (uint32_t c = 0; c < state.config.channels; ++c) {
+    const uint64_t at = own.channel_offset(c);
+    std::memcpy(relay.front_inbound + at, (is_direct(c) ? relay.inbound : relay.host_inbound) + at, own.channel_bytes);
+  }
   const auto& layout = state.outbound_layout;
   std::memcpy(relay.front_outbound, relay.host_outbound, layout.total_bytes);
   for (uint32_t c = 0; c < state.config.channels; ++c) {
@@ -116,11 +117,11 @@ uint8_t* zeroed(size_t bytes) {
 
 extern "C" {
 
-BLINK_EXPORT blink_scheduler* blink_scheduler_create(const SchedulerConfig* config, const uint8_t* inbound,
+BLINK_EXPORT blink_scheduler* blink_scheduler_create(const SchedulerConfig* config, uint8_t* inbound,
                                                      size_t inbound_bytes, uint8_t* outbound, size_t outbound_bytes) {
   const bool given = given_inbound != nullptr;
   Relay relay{given ? given_inbound : zeroed(inbound_bytes), given ? given_outbound : zeroed(outbound_bytes),
-              const_cast<uint8_t*>(inbound), outbound};
+              inbound, outbound};
   relay.given = given;
   relay.host_inbound = BLINK_DIRECT ? zeroed(inbound_bytes) : relay.front_inbound;
   relay.host_outbound = BLINK_DIRECT ? zeroed(outbound_bytes) : outbound;

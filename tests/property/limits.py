@@ -73,7 +73,7 @@ class Region:
 
 
 class Inbound(Region):
-    """The inbound region: what front ends write and the scheduler reads."""
+    """The inbound region: what front ends write and the scheduler reads, which clears rings."""
 
     def __init__(self, sizes: arena.Sizes) -> None:
         self.sizes = sizes
@@ -94,6 +94,14 @@ class Inbound(Region):
         """Byte offset of a cancel record's slot."""
         slot = position % self.sizes.cancel_slots
         return self.layout.channel_offset(channel) + self.layout.channel_cancel_offset + 16 * slot
+
+    def submit_commit_at(self, channel: int, position: int) -> int:
+        """Index in `words` of a submission's commit word."""
+        return (self.submit_at(channel, position) + arena.SUBMIT_RECORD_OFFSETS["commit"]) // 8
+
+    def cancel_commit_at(self, channel: int, position: int) -> int:
+        """Index in `words` of a cancel record's commit word."""
+        return (self.cancel_at(channel, position) + arena.CANCEL_RECORD_OFFSETS["commit"]) // 8
 
     def heap_at(self, channel: int) -> int:
         """Index in `halves` of a channel's prompt heap."""

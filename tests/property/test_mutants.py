@@ -49,6 +49,50 @@ class NoLeaseCheck(SchedulerTwin):
         return bool(lap == 1 + position // slots)
 
 
+class ForgetsToForget(SchedulerTwin):
+    """Leaves in the rings what was written before the lease."""
+
+    def clear_rings(self, channel: int) -> None:
+        pass
+
+
+class ForgetsCancels(SchedulerTwin):
+    """Clears the submit ring alone."""
+
+    def clear_rings(self, channel: int) -> None:
+        cancels = [self.inbound.cancel_commit_at(channel, slot) for slot in range(self.limits.cancel_slots)]
+        before = [self.inbound.words[at] for at in cancels]
+        super().clear_rings(channel)
+        for at, word in zip(cancels, before, strict=True):
+            self.inbound.words[at] = word
+
+
+class ClearsNextSlots(SchedulerTwin):
+    """Clears only the records that would be taken first."""
+
+    def clear_rings(self, channel: int) -> None:
+        state = self.channels[channel]
+        self.inbound.words[self.inbound.submit_commit_at(channel, state.submit_read)] = 0
+        self.inbound.words[self.inbound.cancel_commit_at(channel, state.cancel_read)] = 0
+
+
+class ClearsAfterTelling(SchedulerTwin):
+    """Clears the rings when the front end may already have written to them."""
+
+    def __init__(self, limits: Limits, inbound: Inbound) -> None:
+        super().__init__(limits, inbound)
+        self.told = set[int]()
+
+    def clear_rings(self, channel: int) -> None:
+        self.told.add(channel)
+
+    def intake(self, now_ns: int, command: int) -> None:
+        for channel in self.told:
+            super().clear_rings(channel)
+        self.told.clear()
+        super().intake(now_ns, command)
+
+
 class NoReservation(SchedulerTwin):
     """Admits what fits now."""
 

@@ -72,6 +72,17 @@ class Watched(SchedulerTwin):
         )
         return admitted
 
+    def clear_rings(self, channel: int) -> None:
+        state, limits, words = self.channels[channel], self.limits, self.inbound.words
+        rings = {
+            "submission": (limits.submit_slots, state.submit_read, self.inbound.submit_commit_at),
+            "cancel": (limits.cancel_slots, state.cancel_read, self.inbound.cancel_commit_at),
+        }
+        for what, (slots, position, commit_at) in rings.items():
+            expected = arena.pack_commit_word(1 + position // slots, state.lease + 1)
+            self.met |= {f"planted {what}"} if words[commit_at(channel, position)] == expected else set()
+        super().clear_rings(channel)
+
     def keep(self, sequence: Sequence, blocks: int) -> None:
         known, had = len(self.cache), len(sequence.shared)
         super().keep(sequence, blocks)
@@ -119,7 +130,7 @@ def test_random_histories_reach_every_record_and_counter() -> None:
             seen["several leases"] += channel.lease > 1
         seen["stalls"] += world.outbound.telemetry("log_stalls") > 0
         seen["protocol errors"] += world.outbound.telemetry("protocol_errors") > 0
-    assert set(seen) >= EXPECTED | CACHED
+    assert set(seen) >= EXPECTED | CACHED | {"planted submission", "planted cancel"}
     assert {what: count for what, count in seen.items() if count < 10} == {}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blink_proto import arena
 from gpu_runtime.scheduler.layout import Command
 from tests.property.bench import Bench, CoreEngine, TwinEngine
 
@@ -716,6 +717,84 @@ def test_a_new_lease_has_the_whole_log(engine: Engines) -> None:
     bench.step(7)
     bench.submit([1, 1], max_tokens=9)
     assert bench.step() == [(0, 1, 0, 2, True)]
+
+
+def leave_for(bench: Bench, ahead: int, count: int = 4) -> None:
+    """Submissions and cancels of channel 0 under a lease to come, in the order in which they would be taken."""
+    worker = bench.workers[0]
+    worker.write_prompt(0, [3, 3])
+    record = np.zeros((), arena.SubmitRecord)
+    record["prompt_tokens"], record["max_tokens"], record["top_p"] = 2, 9, 1
+    worker.plant([record] * count, ahead)
+
+
+@pytest.mark.parametrize("ends", ["given back", "expired", "replaced"])
+def test_records_that_were_left_for_a_lease_are_not_taken_under_it(engine: Engines, ends: str) -> None:
+    bench = Bench(engine, lease_timeout_ns=100, submit_slots=4, cancel_slots=4)
+    leave_for(bench, ahead=1)
+    if ends == "given back":
+        bench.workers[0].write_lease(0)
+        bench.step()
+    elif ends == "expired":
+        bench.now_ns += 100
+        bench.step()
+    assert bench.out("live") == (ends == "replaced")
+    bench.workers[0].ask()
+    for _ in range(3):
+        assert bench.step() == []
+    assert (bench.out("lease"), bench.out("live"), bench.out("submit_read"), bench.out("cancel_read")) == (2, 1, 0, 0)
+    bench.workers[0].after_step()
+    bench.submit([7, 7], max_tokens=2, offset=8)
+    assert bench.step() == [(0, 0, 0, 2, True)]
+    bench.workers[0].cancel(0)
+    assert bench.step(5) == []
+    assert bench.records() == [token(5), end()]
+    assert (bench.out("submit_read"), bench.out("cancel_read"), bench.out("protocol_errors")) == (1, 1, 0)
+
+
+def test_what_was_left_for_the_lease_after_the_next_is_not_taken_either(engine: Engines) -> None:
+    bench = Bench(engine)
+    leave_for(bench, ahead=2)
+    for lease in (2, 3):
+        bench.workers[0].ask()
+        assert bench.step() == bench.step() == []
+        assert (bench.out("lease"), bench.out("submit_read"), bench.out("cancel_read")) == (lease, 0, 0)
+
+
+def test_a_holder_that_asks_for_the_next_lease_itself_leaves_nothing(engine: Engines) -> None:
+    """It is only too early with its records: what it had planned for itself is lost, and so is what it left for later."""
+    bench = Bench(engine)
+    worker = bench.workers[0]
+    worker.ask()
+    bench.submit([1, 1], max_tokens=2)
+    bench.step()
+    leave_for(bench, ahead=1)
+    worker.ask()
+    assert bench.step() == bench.step() == []
+    assert (bench.out("lease"), bench.out("submit_read")) == (3, 0)
+
+
+def test_a_lease_clears_no_rings_but_its_own(engine: Engines) -> None:
+    bench = Bench(engine, channels=2)
+    bench.submit([1, 1], max_tokens=2, channel=1)
+    bench.workers[0].ask()
+    assert bench.step() == [(1, 0, 0, 2, True)]
+
+
+def test_a_lease_leaves_everything_but_the_commit_words(engine: Engines) -> None:
+    bench = Bench(engine, submit_slots=2, cancel_slots=8, channels=3)
+    words = bench.inbound.words
+    for at in range(len(words)):
+        words[at] = 2**64 - 1 - at
+    for channel in range(3):
+        words[bench.inbound.control_at(channel, "lease")] = 2 if channel == 1 else 1
+    before = list(words)
+    bench.step()
+    changed = [at for at, word in enumerate(words) if word != before[at]]
+    expected = [bench.inbound.submit_commit_at(1, slot) for slot in range(2)]
+    expected += [bench.inbound.cancel_commit_at(1, slot) for slot in range(8)]
+    assert changed == expected
+    assert {words[at] for at in changed} == {0}
 
 
 def test_a_lease_without_heartbeat_expires(engine: Engines) -> None:

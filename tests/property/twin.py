@@ -397,6 +397,7 @@ class SchedulerTwin:
         changed, state.lease_word = word != state.lease_word, word
         if word == state.lease + 1:
             self.drop_channel(channel)
+            self.clear_rings(channel)
             state.lease, state.live, state.log_start = word, True, len(state.history)
             state.log_read = state.log_start
             state.heartbeat, state.heartbeat_ns = beat, now_ns
@@ -408,6 +409,13 @@ class SchedulerTwin:
             state.heartbeat, state.heartbeat_ns = beat, now_ns
         elif state.live and now_ns - state.heartbeat_ns >= self.limits.lease_timeout_ns:
             self.drop_channel(channel)
+
+    def clear_rings(self, channel: int) -> None:
+        """No record that was written before a lease is one of it."""
+        for slot in range(self.limits.submit_slots):
+            self.inbound.words[self.inbound.submit_commit_at(channel, slot)] = 0
+        for slot in range(self.limits.cancel_slots):
+            self.inbound.words[self.inbound.cancel_commit_at(channel, slot)] = 0
 
     def drop_channel(self, channel: int) -> None:
         """Ends all sequences of a channel without a record."""

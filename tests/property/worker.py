@@ -75,7 +75,6 @@ class Worker:
         self.muted = False
         self.skipped = False
         """Some records of this lease were given away by a wrong cursor."""
-        self.submit_read_before = 0
         self.submit_position = 0
         self.cancel_position = 0
         self.first_position = 0
@@ -111,7 +110,6 @@ class Worker:
 
     def before_step(self) -> None:
         """One heartbeat, unless muted."""
-        self.submit_read_before = self.out("submit_read")
         if not self.muted:
             at = self.inbound.control_at(self.channel, "heartbeat")
             self.inbound.words[at] = (self.inbound.words[at] + 1) & (2**64 - 1)
@@ -120,7 +118,8 @@ class Worker:
         """Starts from where the scheduler says once the lease is granted; sees what a wrong cursor gave away."""
         if self.asked and self.out("live") == 1 and self.out("lease") == self.lease:
             self.asked = self.skipped = False
-            self.first_position = self.submit_read_before
+            self.first_position = self.submit_position = self.out("submit_read")
+            self.cancel_position = self.out("cancel_read")
             self.read_position = self.out("log_start")
             self.ledgers, self.last_token = {}, None
         word = self.inbound.words[self.inbound.control_at(self.channel, "log_read")]
@@ -331,13 +330,26 @@ class Worker:
 
     def cancel(self, target: int, lap_shift: int = 0) -> None:
         """Writes and commits a cancel record when the ring has room."""
-        if self.cancel_position - self.out("cancel_read") >= self.limits.cancel_slots:
-            return
-        at = self.inbound.cancel_at(self.channel, self.cancel_position)
-        lap = 1 + self.cancel_position // self.limits.cancel_slots % (2**32 - 1) + lap_shift
-        word = arena.pack_commit_word(lap, self.lease)
+        if self.cancel_position - self.out("cancel_read") < self.limits.cancel_slots:
+            self.write_cancel(self.cancel_position, target, lap_shift)
+            self.cancel_position += lap_shift == 0
+
+    def write_cancel(self, position: int, target: int, lap_shift: int = 0, lease_shift: int = 0) -> None:
+        """Writes and commits a cancel record, by a shift with a wrong word."""
+        at = self.inbound.cancel_at(self.channel, position)
+        lap = 1 + position // self.limits.cancel_slots % (2**32 - 1) + lap_shift
+        word = arena.pack_commit_word(lap, self.lease + lease_shift)
         self.inbound.view[at : at + 16] = struct.pack("<QQ", target & (2**64 - 1), word)
-        self.cancel_position += lap_shift == 0
+
+    # what an earlier holder may leave
+
+    def plant(self, records: list[np.ndarray], ahead: int) -> None:
+        """Writes submissions, and as many cancels of them, where the scheduler reads next, under a lease to come."""
+        submissions, cancels = self.out("submit_read"), self.out("cancel_read")
+        for index, record in enumerate(records):
+            self.write_record(record, submissions + index)
+            self.commit(submissions + index, lease_shift=ahead)
+            self.write_cancel(cancels + index, submissions + index, lease_shift=ahead)
 
     # reading
 

@@ -49,7 +49,9 @@ class World:
         self.check_polls = check_polls
         self.inbound, self.outbound = Inbound(limits.sizes), Outbound(limits.sizes)
         self.core = HostScheduler(limits.record(), self.inbound.bytes, self.outbound.bytes)
-        self.twin = twin_type(limits, self.inbound)
+        self.twin_inbound = Inbound(limits.sizes)
+        """As the core found it: both clear rings."""
+        self.twin = twin_type(limits, self.twin_inbound)
         self.workers = [Worker(limits, self.inbound, self.outbound, channel) for channel in range(limits.channels)]
         self.kv = KvModel(limits, self._salt_of)
         self.now_ns = 1_000 * MILLISECOND
@@ -119,6 +121,12 @@ class World:
         worker.write_record(worker.good_record(Random(a), long=False), position)
         worker.commit(position)
 
+    def do_plant(self, worker: Worker, a: int, b: int) -> None:
+        """Leaves records for whoever gets one of the next leases."""
+        rng = Random(a)
+        count = 1 + a % min(self.limits.submit_slots, self.limits.cancel_slots)
+        worker.plant([worker.good_record(rng, long=False) for _ in range(count)], 1 + b % 2)
+
     def do_cancel(self, worker: Worker, a: int, b: int) -> None:
         """Cancels a submission of this lease: early, late, again."""
         first, end = worker.first_position, worker.submit_position
@@ -167,10 +175,12 @@ class World:
         self._note_given()
         quiet = self.check_polls and self._quiet()
         before = self.outbound.bytes.tobytes() if quiet else b""
+        self.twin_inbound.bytes[:] = self.inbound.bytes
         plan = self.core.step(np.array(self.sampled, np.int32), self.now_ns, self.command)
         expected = self.twin.step(self.sampled, self.now_ns, self.command, self.logprobs)
         assert_same_plan(plan, expected)
         assert_same_outbound(self.outbound, self.twin.outbound)
+        assert np.array_equal(self.inbound.bytes, self.twin_inbound.bytes), "the inbound regions differ"
         self.core.audit()
         assert not quiet or self._nothing_happened(plan, before), "the poll missed news"
         self._check(plan)

@@ -137,33 +137,6 @@ def test_from_a_network_card_to_host_memory(relayed: Relayed) -> None:
     assert int(relayed.memory.out[0]["protocol_errors"]) == 0
 
 
-def test_records_of_leases_to_come_are_forgotten(relayed: Relayed) -> None:
-    """What a front end over RDMA left for whoever gets the channel next, in host memory, is neither taken nor in the
-    way."""
-    direct(relayed, 0b01)
-    ask_lease(relayed.device)
-    relayed.step(1)
-    submit(relayed.device, 3, lease=2, max_tokens=0)
-    for cancel in relayed.device.cancels[0]:
-        cancel["commit"] = arena.pack_commit_word(1, 2)
-    relayed.set_direct(0)
-    relayed.pull(2)
-    relayed.step(2)
-    ask_lease(relayed.memory, lease=2)
-    relayed.ring()
-    relayed.pull(3)
-    relayed.step(3)
-    relayed.step(4)
-    told = ("lease", "live", "submit_read", "cancel_read", "protocol_errors")
-    assert [int(relayed.memory.out[0][name]) for name in told] == [2, 1, 0, 0, 0]
-    submit(relayed.memory, 1, lease=2, max_tokens=2)
-    relayed.ring()
-    relayed.pull(5)
-    assert int(relayed.device.submit[0][0]["max_tokens"]) == 2, "the one that was written where it lies"
-    relayed.step(5)
-    assert relayed.taken == 1
-
-
 def test_a_dead_front_ends_lease_expires(relay_library: Path) -> None:
     host.use_library(relay_library)
     relayed = Relayed(relay_library, lease_timeout_ns=1000)

@@ -1,5 +1,7 @@
 // A front-end worker on one thread and the scheduler on another, both on one arena, for the thread sanitizer: every
-// word that crosses is written and read with the ordering that the contract asks for, and nothing else is shared.
+// word that crosses is written and read with the ordering that the contract asks for, and nothing else is shared. The
+// worker takes one lease after another, and before each it leaves records under that lease, as an earlier holder could:
+// none of them is taken, and none of its own is cleared, since it writes those when it is told of the lease.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -13,7 +15,8 @@ namespace {
 using namespace blink::arena;
 
 constexpr Sizes kSizes{1, 8, 8, 64, 256};
-constexpr uint64_t kRequests = 300;
+constexpr uint64_t kLeases = 50;
+constexpr uint64_t kRequests = 12;  // of a lease
 constexpr uint32_t kTokens = 5;
 
 uint64_t acquire(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
@@ -38,30 +41,33 @@ struct Channel {
   TokenRecord* log;
 };
 
-void write_submission(Channel& channel, uint64_t position) {
+void write_submission(Channel& channel, uint64_t position, uint64_t lease, uint32_t tokens) {
   const uint32_t offset = static_cast<uint32_t>(position % 8) * 4;
   for (uint32_t i = 0; i < 4; ++i) __atomic_store_n(channel.heap + offset + i, 7u, __ATOMIC_RELAXED);
   SubmitRecord record{};
   record.prompt_offset = offset;
   record.prompt_tokens = 4;
-  record.max_tokens = kTokens;
+  record.max_tokens = tokens;
   record.top_p = 1.0f;
   uint64_t words[sizeof(record) / 8];
   memcpy(words, &record, sizeof(record));
   auto* to = reinterpret_cast<uint64_t*>(channel.submit + position % 8);
   for (size_t i = 0; i + 1 < sizeof(record) / 8; ++i) __atomic_store_n(to + i, words[i], __ATOMIC_RELAXED);
-  release(&channel.submit[position % 8].commit, CommitWord{1 + position / 8, 1}.pack());
+  release(&channel.submit[position % 8].commit, CommitWord{1 + position / 8, lease}.pack());
 }
 
-// Submits everything and reads every token; returns the number of last records seen.
-uint64_t front_end(Channel channel) {
-  release(&channel.control->lease, 1);
-  while (acquire(&channel.status->live) == 0) std::this_thread::yield();
-  uint64_t submitted = 0, read = 0, ended = 0;
+// Takes a lease, submits everything and reads every token; returns the number of last records seen.
+uint64_t hold(Channel& channel, uint64_t lease) {
+  const uint64_t next = acquire(&channel.status->submit_read);
+  for (uint64_t i = 0; i < 8; ++i) write_submission(channel, next + i, lease, kTokens + 1);
+  release(&channel.control->lease, lease);
+  while (acquire(&channel.status->lease) != lease || acquire(&channel.status->live) == 0) std::this_thread::yield();
+  const uint64_t first = acquire(&channel.status->submit_read), start = acquire(&channel.status->log_start);
+  if (first != next) abort();
+  uint64_t submitted = 0, read = start, ended = 0;
   while (ended < kRequests) {
-    if (submitted < kRequests && submitted - ended < 8 && submitted - acquire(&channel.status->submit_read) < 8) {
-      write_submission(channel, submitted++);
-    }
+    const bool room = submitted - ended < 8 && first + submitted - acquire(&channel.status->submit_read) < 8;
+    if (submitted < kRequests && room) write_submission(channel, first + submitted++, lease, kTokens);
     const TokenRecord* record = channel.log + read % 64;
     const TokenHead head = TokenHead::unpack(acquire(&record->head));
     const TokenBody body = TokenBody::unpack(acquire(&record->body));
@@ -75,7 +81,13 @@ uint64_t front_end(Channel channel) {
     release(&channel.control->log_read, ++read);
     release(&channel.control->heartbeat, read);
   }
-  if (read != kRequests * kTokens) abort();
+  if (read != start + kRequests * kTokens || acquire(&channel.status->submit_read) != first + kRequests) abort();
+  return ended;
+}
+
+uint64_t front_end(Channel channel) {
+  uint64_t ended = 0;
+  for (uint64_t lease = 1; lease <= kLeases; ++lease) ended += hold(channel, lease);
   return ended;
 }
 

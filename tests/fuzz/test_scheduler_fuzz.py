@@ -35,4 +35,4 @@ def test_front_end_and_scheduler_do_not_race(tmp_path: Path) -> None:
     program = build("scheduler_race.cpp", "thread", tmp_path / "race")
     ran = subprocess.run([str(program)], capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, ran.stderr[-4000:]
-    assert ran.stdout == "300 sequences\n"
+    assert ran.stdout == "600 sequences\n"

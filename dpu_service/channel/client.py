@@ -167,8 +167,8 @@ class ChannelClient:
         self._transport.close()
 
     def submit(self, prompt: SharedPrompt, sampling: Sampling) -> int | None:
-        """Writes one submission; its position, or None while ring or heap have no room."""
-        if not self._submits.has_room(self._submit_read) or not self._place(prompt):
+        """Writes one submission; its position, or None while ring or heap have no room, and without a lease that shows."""
+        if self.state is not LeaseState.LIVE or not self._submits.has_room(self._submit_read) or not self._place(prompt):
             return None
         assert prompt.offset is not None
         counts = len(prompt.bias), prompt.ban_words
@@ -249,6 +249,8 @@ class ChannelClient:
         self._submit_read, self._cancel_read = words.submit_read, words.cancel_read
 
     def _send_cancels(self) -> None:
+        if self.state is not LeaseState.LIVE:
+            return
         for _ in range(len(self._held_cancels)):
             tracked = self._held_cancels.popleft()
             if self._sequences.get(tracked.position & _NAME_MASK) is not tracked:

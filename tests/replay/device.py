@@ -131,6 +131,7 @@ class ReplayDevice:
         words = self._view(self.inbound, self._in.channel_offset(index), arena.ChannelIn)
         lease, beat, read = (int(words[name]) for name in ("lease", "heartbeat", "log_read"))
         if lease == channel.lease + 1:
+            self._clear_rings(index)
             channel.lease, channel.live = lease, True
             channel.log_start = channel.log_read = channel.log_next
             channel.playing.clear()
@@ -147,6 +148,15 @@ class ReplayDevice:
             channel.log_read = read
         elif read > channel.log_next:
             channel.protocol_errors += 1
+
+    def _clear_rings(self, index: int) -> None:
+        base = self._in.channel_offset(index)
+        rings = (
+            (self._in.channel_submit_offset, self.sizes.submit_slots, arena.SubmitRecord),
+            (self._in.channel_cancel_offset, self.sizes.cancel_slots, arena.CancelRecord),
+        )
+        for offset, slots, kind in rings:
+            np.frombuffer(self.inbound, kind, slots, base + offset)["commit"] = 0
 
     def _end_lease(self, channel: Channel) -> None:
         channel.live = False

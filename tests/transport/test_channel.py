@@ -11,8 +11,10 @@ from blink_proto import arena
 from blink_proto.arena import Finish, RecordKind
 from dpu_service.channel.client import ChannelClient
 from dpu_service.channel.errors import ChannelError
+from dpu_service.channel.rings import Sampling, cancel_payload, submit_payload
+from dpu_service.transport.base import Transport
 from tests.replay import Script
-from tests.transport.site import Site, ask, poll_until_over, tokens_of
+from tests.transport.site import PATIENCE, WORD, Site, ask, poll_until_over, tokens_of
 
 LONG_TOKENS = 40
 """Five times what the log holds."""
@@ -110,6 +112,60 @@ def test_late_writes_of_an_earlier_lease_change_nothing(site: Site) -> None:
     for _ in range(20):
         site.step(client)
     assert [s.prompt for s in site.device.submissions] == []
+    assert ask(client, [5]) == 0
+    poll_until_over(site, client, 1)
+    assert [s.prompt for s in site.device.submissions] == [(5,)]
+
+
+def plant(site: Site, transport: Transport, lease: int) -> None:
+    """Fills both rings of channel 0 with records under a lease: a prompt of one token, and cancels of everything."""
+    base, layout, sizes = site.inbound.channel_offset(0), site.inbound, site.device.sizes
+    transport.write(site.heap(), struct.pack("<I", 66))
+    for slots, offset, record in (
+        (sizes.submit_slots, layout.channel_submit_offset, submit_payload(0, 1, Sampling(10))),
+        (sizes.cancel_slots, layout.channel_cancel_offset, cancel_payload(0)),
+    ):
+        for slot in range(slots):
+            at = base + offset + slot * (len(record) + WORD)
+            transport.write(at, record)
+            transport.commit(at + len(record), arena.pack_commit_word(1, lease))
+    transport.flush(PATIENCE)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["never held", "held"])
+def test_what_an_earlier_holder_left_under_the_next_lease_is_not_taken(site: Site, held: bool) -> None:
+    """Whether it had a lease or only the keys, and whatever it left for leases that come later."""
+    site.device.script = lambda s: Script([s.prompt[0]], Finish.STOP)
+    entrance = site.enter()
+    if held:
+        site.lease(entrance)
+    for lease in (1, 2):
+        plant(site, entrance.transport, site.device.channels[0].lease + lease)
+        entrance.registration.revoke()
+        client = site.client()
+        for _ in range(20):
+            site.step(client)
+            assert client.poll() == []
+        assert (site.device.submissions, site.device.cancelled) == ([], [])
+        entrance = site.enter()
+    client = site.client()
+    assert ask(client, [5]) == 0
+    assert tokens_of(poll_until_over(site, client, 1)[0]) == [5]
+    assert [s.prompt for s in site.device.submissions] == [(5,)]
+    assert site.device.channels[0].protocol_errors == 0
+
+
+def test_a_front_end_commits_nothing_before_it_sees_its_lease(site: Site) -> None:
+    entrance = site.enter()
+    client = ChannelClient(entrance.transport, site.geometry(), 0)
+    client.fetch()
+    client.ask_lease(1)
+    ring = site.inbound.channel_offset(0) + site.inbound.channel_submit_offset
+    commits = [ring + slot * 128 + 120 for slot in range(site.device.sizes.submit_slots)]
+    assert ask(client, [5]) is None
+    entrance.transport.flush(PATIENCE)
+    assert [site.written(at) for at in commits] == [0] * len(commits)
+    site.until(lambda: site.step(client) and client.take_lease())
     assert ask(client, [5]) == 0
     poll_until_over(site, client, 1)
     assert [s.prompt for s in site.device.submissions] == [(5,)]

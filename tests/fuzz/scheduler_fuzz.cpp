@@ -69,8 +69,14 @@ void check(const blink_scheduler* scheduler) {
 }
 
 // Half of the records get a plausible body or commit word: pure noise would never pass the first test.
-void write_something(Bytes& bytes, Region& inbound, const blink::arena::InboundLayout& layout, uint64_t lease) {
-  uint8_t* channel = inbound.data + layout.channel_offset(bytes.next() % 2);
+void write_something(Bytes& bytes, Region& inbound, const blink::arena::InboundLayout& layout, const Region& outbound,
+                     const blink::arena::OutboundLayout& out) {
+  const uint32_t c = bytes.next() % 2;
+  uint8_t* channel = inbound.data + layout.channel_offset(c);
+  const auto* shown = reinterpret_cast<const blink::arena::ChannelOut*>(outbound.data + out.channel_offset(c) +
+                                                                        out.channel_control_offset);
+  // Mostly the lease that shows: what is written before is cleared when a lease begins.
+  const uint64_t lease = shown->lease + (bytes.next() % 4 == 0);
   auto* control = reinterpret_cast<ChannelIn*>(channel + layout.channel_control_offset);
   auto* submit = reinterpret_cast<SubmitRecord*>(channel + layout.channel_submit_offset);
   auto* cancel = reinterpret_cast<blink::arena::CancelRecord*>(channel + layout.channel_cancel_offset);
@@ -130,7 +136,8 @@ void run(const uint8_t* data, size_t size) {
                                   config.heap_tokens};
   const blink::arena::InboundLayout layout(sizes);
   Region inbound(layout.total_bytes);
-  Region outbound(blink::arena::OutboundLayout(sizes).total_bytes);
+  const blink::arena::OutboundLayout out(sizes);
+  Region outbound(out.total_bytes);
   blink_scheduler* scheduler =
       blink_scheduler_create(&config, inbound.data, inbound.bytes, outbound.data, outbound.bytes);
   if (scheduler == nullptr) abort();
@@ -139,7 +146,7 @@ void run(const uint8_t* data, size_t size) {
   Bytes bytes{data, size};
   uint64_t now = 0;
   while (bytes.at < bytes.size) {
-    for (int k = bytes.next() % 4; k >= 0; --k) write_something(bytes, inbound, layout, 1 + bytes.next() % 2);
+    for (int k = bytes.next() % 4; k >= 0; --k) write_something(bytes, inbound, layout, outbound, out);
     for (uint32_t r = 0; r < plan.header->rows; ++r) plan.sampled[r] = static_cast<int8_t>(bytes.next());
     now += bytes.next();
     blink_scheduler_step(scheduler, now, bytes.next() % 16 == 0 ? 1 : 0);

@@ -167,8 +167,10 @@ class ChannelClient:
         self._transport.close()
 
     def submit(self, prompt: SharedPrompt, sampling: Sampling) -> int | None:
-        """Writes one submission; its position, or None while ring or heap have no room, and without a lease that shows."""
-        if self.state is not LeaseState.LIVE or not self._submits.has_room(self._submit_read) or not self._place(prompt):
+        """Writes one submission; its position, or None while ring or heap have no room or no lease has been taken."""
+        if self.state is not LeaseState.LIVE:
+            return None
+        if not self._submits.has_room(self._submit_read) or not self._place(prompt):
             return None
         assert prompt.offset is not None
         counts = len(prompt.bias), prompt.ban_words

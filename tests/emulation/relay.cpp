@@ -120,8 +120,8 @@ extern "C" {
 BLINK_EXPORT blink_scheduler* blink_scheduler_create(const SchedulerConfig* config, uint8_t* inbound,
                                                      size_t inbound_bytes, uint8_t* outbound, size_t outbound_bytes) {
   const bool given = given_inbound != nullptr;
-  Relay relay{given ? given_inbound : zeroed(inbound_bytes), given ? given_outbound : zeroed(outbound_bytes),
-              inbound, outbound};
+  Relay relay{given ? given_inbound : zeroed(inbound_bytes), given ? given_outbound : zeroed(outbound_bytes), inbound,
+              outbound};
   relay.given = given;
   relay.host_inbound = BLINK_DIRECT ? zeroed(inbound_bytes) : relay.front_inbound;
   relay.host_outbound = BLINK_DIRECT ? zeroed(outbound_bytes) : outbound;

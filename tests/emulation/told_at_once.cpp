@@ -1,5 +1,5 @@
-// The scheduler on emulated threads, with a front end that answers within the very store that tells it of its lease: what
-// the scheduler does to a ring after that comes too late for it.
+// The scheduler on emulated threads, with a front end that answers within the very store that tells it of its lease:
+// what the scheduler does to a ring after that comes too late for it.
 #include "fibers.h"
 
 #define store_release store_release_alone

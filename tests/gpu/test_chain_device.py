@@ -270,6 +270,22 @@ def test_a_front_end_that_falls_silent(exact: LocalChain, front: Front) -> None:
     next_one.give_back()
 
 
+def test_what_a_front_end_leaves_for_the_next_lease_is_not_taken(exact: LocalChain, front: Front) -> None:
+    front.run([other := front.submit(prompts(3)[2], 20)])
+    for _ in range(2):
+        earlier = exact.front(channel=1)
+        earlier.leave_for(earlier.lease + 1)
+        own = exact.front(channel=1)
+        assert own.lease == earlier.lease
+        own.run([same := own.submit(prompts(3)[2], 20)])
+        assert same.tokens == other.tokens
+        words = own.words()
+        assert int(words["submit_read"]) == same.position + 1
+        assert int(words["rejected"]) == int(words["protocol_errors"]) == 0
+        assert own.unknown == 0
+    own.give_back()
+
+
 def test_drain_and_resume(exact: LocalChain, front: Front) -> None:
     """Draining finishes what runs and takes nothing; afterwards submissions that waited are taken."""
     running = [front.submit(text, 900) for text in prompts(16)]

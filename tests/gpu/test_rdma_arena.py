@@ -71,6 +71,19 @@ def hand_to_card(chain: LocalChain, channels: int) -> float:
     return time.monotonic() - began
 
 
+def grant(chain: LocalChain, channel: int, way: str) -> Front:
+    """A front end that has a channel but no lease yet, as the control process grants it; all others but channel 1 are
+    local ones'."""
+    if way == "remote":
+        assert hand_to_card(chain, 0b10 | 1 << channel) < 1
+        return remote(chain, channel)
+    layout = chain.shared.inbound_layout
+    words = layout.channel_offset(channel) + layout.channel_control_offset
+    chain.shared.inbound[words : words + arena.ChannelIn.itemsize] = 0
+    hand_to_card(chain, 0b10)
+    return Front(chain.shared, channel, chain.chain.ended)
+
+
 def answers(*fronts: Front, count: int = 16) -> list[list[list[int]]]:
     """What each is told for the same prompts, all at the same time."""
     asked = [[front.submit(prompt, count) for prompt in prompts(24)] for front in fronts]
@@ -160,17 +173,9 @@ def test_its_records_are_not_copied_to_the_host_but_its_cursors_are(
 def test_a_channel_changes_hands(both: LocalChain) -> None:
     """From a local front end to a remote one and back, with the next lease each time and the same tokens."""
     expected = None
-    words = both.shared.inbound_layout.channel_offset(2) + both.shared.inbound_layout.channel_control_offset
     leases = []
     for turn in range(6):
-        if turn % 2:
-            took = hand_to_card(both, 0b100)
-            assert took < 1
-            front: Front = remote(both, 2)
-        else:
-            both.shared.inbound[words : words + arena.ChannelIn.itemsize] = 0
-            hand_to_card(both, 0)
-            front = Front(both.shared, 2, both.chain.ended)
+        front = grant(both, 2, "remote" if turn % 2 else "local")
         front.take()
         leases.append(front.lease)
         (tokens,) = answers(front, count=6)
@@ -179,6 +184,31 @@ def test_a_channel_changes_hands(both: LocalChain) -> None:
         assert int(front.words()["protocol_errors"]) == 0
     assert leases == list(range(leases[0], leases[0] + 6))
     front.give_back()
+
+
+@pytest.mark.parametrize("after", ["remote", "local"])
+@pytest.mark.parametrize("before", ["remote", "local"])
+def test_what_a_front_end_leaves_for_the_next_lease_is_not_taken(
+    both: LocalChain, pair: tuple[Front, RemoteFront], before: str, after: str
+) -> None:
+    """Whichever way it and the next one come; the rings' commit words can be foretold."""
+    near, _ = pair
+    (expected,) = answers(near, count=6)
+    earlier = grant(both, 4, before)
+    earlier.take()
+    names = ("submit_read", "rejected", "protocol_errors")
+    free, *wrong = (int(earlier.words()[name]) for name in names)
+    earlier.leave_for(earlier.lease + 1)
+    own = grant(both, 4, after)
+    own.take()
+    assert own.lease == earlier.lease
+    assert int(own.words()["submit_read"]) == free
+    (tokens,) = answers(own, count=6)
+    assert tokens == expected
+    assert [int(own.words()[name]) for name in names] == [free + len(tokens), *wrong]
+    assert own.unknown == 0
+    own.give_back()
+    own.wait(lambda: not int(own.words()["live"]), 10, "the lease did not end")
 
 
 def test_a_dead_remote_front_ends_lease_ends(both: LocalChain) -> None:

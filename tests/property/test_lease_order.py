@@ -31,12 +31,10 @@ def answer_at_once(library: ctypes.CDLL) -> Iterator[Answer]:
 
     def answer(bench: Bench, lease: int) -> None:
         assert isinstance(bench.engine, CoreEngine)
-        status = bench.engine.outbound.control_at(0, "lease") - arena.CHANNEL_OUT_OFFSETS["lease"] // 8
-        commit = bench.inbound.submit_commit_at(0, 0)
-        addresses = [
-            region.bytes.ctypes.data + 8 * at for region, at in [(bench.engine.outbound, status), (bench.inbound, commit)]
-        ]
-        library.blink_answer_at_once(addresses[0], lease, addresses[1], arena.pack_commit_word(1, lease))
+        assert arena.CHANNEL_OUT_OFFSETS["lease"] == 0
+        status = bench.engine.outbound.bytes.ctypes.data + 8 * bench.engine.outbound.control_at(0, "lease")
+        commit = bench.inbound.bytes.ctypes.data + 8 * bench.inbound.submit_commit_at(0, 0)
+        library.blink_answer_at_once(status, lease, commit, arena.pack_commit_word(1, lease))
 
     host.use_library(library._name)
     yield answer

@@ -762,7 +762,7 @@ def test_what_was_left_for_the_lease_after_the_next_is_not_taken_either(engine: 
 
 
 def test_a_holder_that_asks_for_the_next_lease_itself_leaves_nothing(engine: Engines) -> None:
-    """It is only too early with its records: what it had planned for itself is lost, and so is what it left for later."""
+    """Too early with its records, it loses them, and those that it left for later."""
     bench = Bench(engine)
     worker = bench.workers[0]
     worker.ask()

@@ -1,4 +1,4 @@
-"""A lease begins with empty rings, whichever way its front end and the one before it come: what stood in them is nobody's."""
+"""A lease begins with empty rings, whichever way its front end and the one before it come."""
 
 from __future__ import annotations
 

@@ -185,6 +185,14 @@ class Front:
         self.commit(at + 8, arena.pack_commit_word(1 + self._cancels // slots % _COMMIT_LAPS, self.lease))
         self._cancels += 1
 
+    def leave_for(self, lease: int) -> None:
+        """Fills both rings under another lease, as one may that loses the channel to whoever takes that lease."""
+        self.lease = lease
+        for _ in range(self.sizes.submit_slots):
+            self.append(submission(0, 2, 100))
+        for target in range(self.sizes.cancel_slots):
+            self.append_cancel(target)
+
     def read(self) -> LogRecords:
         """Every complete record that has come since the last call; says so to the device."""
         if time.monotonic() - self._beat_at > BEAT_SECONDS:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from blink_proto import arena
 from blink_proto.rdma.binding import BINDING_CHOICES
+from gpu_runtime.registration import ways
 from gpu_runtime.scheduler import layout
 
 BLOCK_TOKENS = 16
@@ -56,11 +57,18 @@ class RuntimeConfig:
     """Of the interface whose network the operator declares private."""
     verbs_binding: str = "auto"
     """Package that verbs are called by."""
+    gpu_memory: str = "auto"
+    """How RDMA devices get at a CUDA device's memory; see `registration.ways`."""
 
     @property
     def uses_rdma(self) -> bool:
         """Front ends may come from other machines."""
         return bool(set(self.transports) - {"shm"})
+
+    @property
+    def rdma_wish(self) -> ways.Wish:
+        """How RDMA devices shall get at a CUDA device's memory."""
+        return ways.Wish(self.gpu_memory, "doca" in self.transports)
 
     @property
     def serves_local(self) -> bool:
@@ -103,9 +111,19 @@ def make_config(device: str, **choices: Any) -> RuntimeConfig:
         raise ConfigError("RDMA needs --rdma-address: naming it declares that interface's network private")
     if made.verbs_binding not in BINDING_CHOICES:
         raise ConfigError(f"--verbs-binding must be one of: {', '.join(BINDING_CHOICES)}")
+    _check_gpu_memory(made)
     budget = max(made.token_budget, made.max_running)
     made = replace(made, token_budget=budget, max_sequences=max(made.max_sequences, made.max_running))
     return made
+
+
+def _check_gpu_memory(made: RuntimeConfig) -> None:
+    if made.gpu_memory not in ways.CHOICES:
+        raise ConfigError(f"--gpu-memory must be one of: {', '.join(ways.CHOICES)}")
+    if made.gpu_memory != ways.AUTO and made.device != "cuda":
+        raise ConfigError(f"--gpu-memory {made.gpu_memory} is for --device cuda: the soft GPU's memory is the host's")
+    if made.gpu_memory == ways.PEERMEM and "doca" in made.transports:
+        raise ConfigError(f"--gpu-memory {made.gpu_memory}: {ways.NO_DOCA}")
 
 
 @dataclass(frozen=True)

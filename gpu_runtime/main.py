@@ -28,6 +28,7 @@ from gpu_runtime.control.runtime import Runtime
 from gpu_runtime.control.server import AddressError, Listen, start_server, wait_for_end
 from gpu_runtime.control.tls import TlsFiles
 from gpu_runtime.registration.choose import TRANSPORTS
+from gpu_runtime.registration.ways import CHOICES as GPU_MEMORY_CHOICES
 
 console = Console(stderr=True)
 
@@ -121,6 +122,9 @@ def run(
     verbs_binding: Annotated[
         str, typer.Option(help=f"Package for --transport verbs: {', '.join(BINDING_CHOICES)}.")
     ] = AUTO,
+    gpu_memory: Annotated[
+        str, typer.Option(help=f"How RDMA devices get at a CUDA device's memory: {', '.join(GPU_MEMORY_CHOICES)}.")
+    ] = AUTO,
     grace: Annotated[float, typer.Option(min=0, help="Seconds to finish running sequences at the end.")] = 30.0,
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
@@ -147,8 +151,9 @@ def run(
             rdma_device=rdma_device,
             rdma_address=rdma_address,
             verbs_binding=verbs_binding,
+            gpu_memory=gpu_memory,
         )
-        require_device(device, config.uses_rdma)
+        require_device(device, config.rdma_wish if config.uses_rdma else None)
         raise SystemExit(asyncio.run(serve(config, where, model, name, grace, ready_fd)))
     except ConfigError as error:
         say_error(error)

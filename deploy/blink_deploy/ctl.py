@@ -158,7 +158,8 @@ def sessions(context: typer.Context) -> None:
             since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.opened_unix_seconds))
             indices = ", ".join(str(channel.index) for channel in one.channels)
             live = f"{sum(channel.live for channel in one.channels)} of {len(one.channels)}"
-            made.add_row(one.front_end, one.transport, since, indices, live)
+            how = f"{one.transport}, {one.gpu_memory}" if one.gpu_memory else one.transport
+            made.add_row(one.front_end, how, since, indices, live)
         return made
 
     show(context.obj.output, [as_dict(one) for one in found], table)

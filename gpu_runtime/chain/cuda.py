@@ -90,7 +90,7 @@ def run_chain(spec: ChainSpec, mailbox: Mailbox, shared: SharedArena) -> None:
         flush=True,
     )
     loan = MemoryLoan(spec.memory_descriptor)
-    loan.begin(chain.arena, driver, check(driver.cuCtxGetDevice()))
+    loan.begin(chain.arena, spec.config, driver, check(driver.cuCtxGetDevice()))
     chain.start()
     mailbox.set_ready()
     orders, pulse = Orders(chain, mailbox), Pulse()

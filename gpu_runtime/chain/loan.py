@@ -6,7 +6,11 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from gpu_runtime.registration.gpu_memory import RegionAddress, hand_over
+from gpu_runtime.config import RuntimeConfig
+from gpu_runtime.registration.gpu_memory import hand_over
+from gpu_runtime.registration.handover import RegionAddress
+from gpu_runtime.registration.peermem_owner import Owner
+from gpu_runtime.registration.ways import PEERMEM
 
 if TYPE_CHECKING:
     from gpu_runtime.chain.device_scheduler import DeviceArena  # needs torch
@@ -24,9 +28,10 @@ class MemoryLoan:
 
     def __init__(self, descriptor: int) -> None:
         self._connection = socket.socket(fileno=descriptor) if descriptor >= 0 else None
+        self._owner: Owner | None = None
 
-    def begin(self, arena: DeviceArena, driver: Any, device: Any) -> None:
-        """Hands both regions over, if they are wanted.
+    def begin(self, arena: DeviceArena, config: RuntimeConfig, driver: Any, device: Any) -> None:
+        """Hands both regions over, if they are wanted, or registers them from now on when the control process asks.
 
         Args:
             driver, device: `cuda.bindings.driver` and the CUdevice that has them.
@@ -37,11 +42,16 @@ class MemoryLoan:
         if self._connection is None:
             return
         inbound, outbound = (RegionAddress(one.address, one.size) for one in (arena.inbound, arena.outbound))
-        hand_over(driver, device, inbound, outbound, self._connection)
+        if hand_over(driver, device, config.rdma_wish, inbound, outbound, self._connection) == PEERMEM:
+            self._owner = Owner(self._connection, {True: inbound, False: outbound})
+            self._owner.start()
 
     def wait_end(self, seconds: float = LET_GO_SECONDS) -> None:
         """Until everything that was registered is revoked. What is held on to longer the driver keeps."""
         if self._connection is None:
+            return
+        if self._owner is not None:
+            self._owner.wait_end(seconds)
             return
         self._connection.settimeout(seconds)
         with suppress(OSError):

@@ -110,15 +110,17 @@ class ChainProcess:
         """Ends the chain at its next step boundary.
 
         Args:
-            let_go: called when nothing runs on the device any more, and before its memory is given up.
+            let_go: called when nothing runs on the device any more, and before its process gives memory up; one that
+                does not come to that is killed before.
         """
         self.mailbox.command = layout.Command.STOP
         deadline = time.monotonic() + STOP_SECONDS
         while not self.ended and not self.mailbox.halted and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
-        let_go()
         if not self.ended and not self.mailbox.halted:
             self._process.kill()
+            await self._process.wait()
+        let_go()
         try:
             await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
         except TimeoutError:

@@ -75,7 +75,7 @@ class ChainLife:
             raise
         try:
             await chain.wait_ready(progress)
-            entrance.open_doors(chain.mailbox)
+            entrance.open_doors(chain.mailbox, lambda: chain.ended)
         except BaseException:
             await chain.stop(entrance.close)
             raise
@@ -137,7 +137,10 @@ class ChainLife:
 
     def _describe_session(self, session: Session) -> control_pb2.Session:
         made = control_pb2.Session(
-            front_end=session.front_end, transport=session.transport, opened_unix_seconds=session.opened_unix_seconds
+            front_end=session.front_end,
+            transport=session.transport,
+            opened_unix_seconds=session.opened_unix_seconds,
+            gpu_memory=self.entrance.way_of(session.transport),
         )
         for index in session.channels:
             page = self.arena.channel_out(index)[0]

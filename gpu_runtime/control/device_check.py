@@ -11,6 +11,7 @@ from gpu_runtime.cuda.errors import CudaError, check
 from gpu_runtime.cuda.toolkit import device_runtime_library, header_folder
 from gpu_runtime.registration.base import RegistrationError
 from gpu_runtime.registration.gpu_memory import check_device
+from gpu_runtime.registration.ways import Wish
 
 LEAST_CAPABILITY = (9, 0)
 """Hopper: kernels wait for each other by instructions that came with it (`griddepcontrol`)."""
@@ -18,11 +19,11 @@ LEAST_CAPABILITY = (9, 0)
 _PACKAGES = {"torch": "torch", "triton": "triton", "cuda.bindings": "cuda-bindings", "pynvml": "nvidia-ml-py"}
 
 
-def require_device(device: str, rdma: bool = False) -> None:
+def require_device(device: str, rdma: Wish | None = None) -> None:
     """Checks that a runtime can start on this machine; "cpu" needs nothing.
 
     Args:
-        rdma: network cards shall reach the device's memory.
+        rdma: given where network cards shall reach the device's memory.
 
     Raises:
         ConfigError: a package, the driver or a device that is new enough is missing.
@@ -43,16 +44,16 @@ def require_device(device: str, rdma: bool = False) -> None:
     if found.capability < LEAST_CAPABILITY:
         have, least = (".".join(map(str, version)) for version in (found.capability, LEAST_CAPABILITY))
         raise ConfigError(f"--device cuda: {found.name} has compute capability {have}, at least {least} is needed")
-    if rdma:
-        _require_rdma()
+    if rdma is not None:
+        _require_rdma(rdma)
 
 
-def _require_rdma() -> None:
+def _require_rdma(wish: Wish) -> None:
     """The device's part of it; adapters are looked for when a model is loaded."""
     from cuda.bindings import driver
 
     try:
-        check_device(driver, check(driver.cuDeviceGet(0)))
+        check_device(driver, check(driver.cuDeviceGet(0)), wish)
     except (CudaError, RegistrationError) as error:
         raise ConfigError(f"--device cuda with RDMA: {error}") from error
 

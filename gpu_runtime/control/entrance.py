@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from gpu_runtime.chain.process import ChainError
@@ -13,7 +14,7 @@ from gpu_runtime.control.sessions import Sessions
 from gpu_runtime.mailbox import Mailbox
 from gpu_runtime.registration.base import Registrar, Registration, RegistrationError
 from gpu_runtime.registration.choose import RdmaChoice, make_registrar
-from gpu_runtime.registration.memory import DmabufMemory, HostMemory
+from gpu_runtime.registration.memory import HostMemory, LentMemory
 from gpu_runtime.shared_arena import SharedArena
 
 
@@ -35,7 +36,7 @@ class Entrance:
         self._direct: DirectChannels | None = None
         self._open = False
         with ExitStack() as undo:
-            self._memory = DmabufMemory(shared.sizes) if config.device == "cuda" and config.uses_rdma else None
+            self._memory = LentMemory(shared.sizes) if config.device == "cuda" and config.uses_rdma else None
             if self._memory is not None:
                 undo.callback(self._memory.close)
             self._registrars = self._make_registrars(undo)
@@ -58,15 +59,22 @@ class Entrance:
         """For the chain's process to inherit: a socket to hand device memory over by; -1 when it is not wanted."""
         return -1 if self._memory is None else self._memory.chain_end.fileno()
 
-    def open_doors(self, mailbox: Mailbox) -> None:
+    def way_of(self, transport: str) -> str:
+        """How front ends of a transport reach a CUDA device's memory, see `registration.ways`; else empty."""
+        return "" if self._memory is None or transport == "shm" else self._memory.way
+
+    def open_doors(self, mailbox: Mailbox, is_over: Callable[[], bool]) -> None:
         """To be called when the chain is ready.
+
+        Args:
+            is_over: whether its process is gone.
 
         Raises:
             ChainError: its process has not handed over what it should.
         """
         if self._memory is not None:
             try:
-                self._memory.receive()
+                self._memory.receive(is_over)
             except RegistrationError as error:
                 raise ChainError(str(error)) from error
             if self._config.serves_local:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from blink_proto.rdma.binding import AUTO, BINDINGS
 from gpu_runtime.registration.base import Registrar, RegistrationError
-from gpu_runtime.registration.memory import ArenaMemory
+from gpu_runtime.registration.parts import ArenaMemory
 from gpu_runtime.registration.shm import ShmRegistrar
 from gpu_runtime.shared_arena import SharedArena
 

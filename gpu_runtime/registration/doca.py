@@ -18,9 +18,11 @@ from blink_proto.doca.errors import DocaError, DocaUnavailableError
 from blink_proto.doca.library import DocaLibrary, load_doca
 from blink_proto.doca.memory import DmaBuf, Mmap, Place
 from blink_proto.doca.settings import DocaSettings
-from blink_proto.rdma.binding import RdmaError
+from blink_proto.rdma import binding
+from blink_proto.rdma.binding import RdmaError, Shared
 from gpu_runtime.registration.base import RegistrationError
-from gpu_runtime.registration.memory import ArenaMemory, Part
+from gpu_runtime.registration.parts import ArenaMemory, Part
+from gpu_runtime.registration.ways import NO_DOCA
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +39,17 @@ class DocaDomain:
         self._undo = undo
 
     def register(self, address: int, size: int, access: Access) -> Mmap:
-        """Memory of this process, or addresses of a GPU through nvidia-peermem."""
+        """Memory of this process."""
         return self._keep(Mmap.register(self._library, self._device, Place(address, size), access))
 
     def register_dmabuf(self, descriptor: int, offset: int, size: int, base: int, access: Access) -> Mmap:
         """Of a dma-buf, which may be closed afterwards."""
         there = DmaBuf(descriptor, offset)
         return self._keep(Mmap.register(self._library, self._device, Place(base, size), access, there))
+
+    def adopt(self, register: Callable[[Shared], binding.Region]) -> Mmap:
+        """Refuses: a memory map belongs to the process that made it."""
+        raise RdmaError(NO_DOCA)
 
     def _keep(self, memory: Mmap) -> Mmap:
         self._undo.callback(memory.close)

@@ -2,13 +2,15 @@
 
 Each has a queue pair of its own, in a protection domain that no other front end's is in.
 
-- `RegionGrant`: memory is registered for the session, with the rights that it gives. Revoked by deregistering.
+- `RegionGrant`: memory is registered for the session, with the rights that it gives. Revoked by deregistering, or where
+  the memory's owner does not do that in time (nvidia-peermem), by ending the connection.
 - `WindowGrant`: memory stays registered for the channels, without any right for peers (`Ground`); a session's memory
   windows of type 2 give its own queue pair rights to it. Revoked by a local invalidate; nothing is pinned anew.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,7 +30,9 @@ from blink_proto.rdma.binding import (
     Work,
 )
 from blink_proto.rdma.wire import Endpoint, Window
-from gpu_runtime.registration.memory import ArenaMemory, Part
+from gpu_runtime.registration.parts import ArenaMemory, Part
+
+log = logging.getLogger(__name__)
 
 WINDOW_SECONDS = 5.0
 """For binding a session's windows."""
@@ -63,23 +67,32 @@ class Grant(Protocol):
 
 
 class RegionGrant:
-    """See the module.
+    """See the module. Has a connection from the beginning, and memory after `register`.
 
     Raises:
         RdmaError: the device refuses.
     """
 
-    def __init__(self, device: Device, memory: ArenaMemory, peer: Endpoint, wanted: Sequence[Wanted]) -> None:
+    def __init__(self, device: Device, peer: Endpoint) -> None:
         self.revoked: float | None = None
+        self.windows: tuple[Window, ...] = ()
         self._regions: list[Region] = []
         self._domain = device.domain()
         self.pair = self._domain.queue_pair(_ANSWERS)
+        self._connected = True
         try:
             self.pair.connect(peer, _OF_PEERS)
-            self.windows = tuple(self._register(memory, one) for one in wanted)
         except RdmaError:
             self.close()
             raise
+
+    def register(self, memory: ArenaMemory, wanted: Sequence[Wanted]) -> None:
+        """Opens memory to the peer.
+
+        Raises:
+            RdmaError: the device refuses, or the memory cannot be had. The grant is to be closed then.
+        """
+        self.windows = tuple(self._register(memory, one) for one in wanted)
 
     def _register(self, memory: ArenaMemory, wanted: Wanted) -> Window:
         region = memory.register(self._domain, wanted.part, wanted.access)
@@ -87,17 +100,36 @@ class RegionGrant:
         return Window(wanted.part.offset, wanted.part.size, region.address, region.key)
 
     def void_keys(self) -> None:
-        """Deregisters the memory."""
-        for region in self._regions:
-            region.close()
-        self._regions.clear()
+        """Deregisters the memory. What its owner does not give back nobody reaches any more: the connection is ended,
+        and there is no other in the domain.
+        """
         self.revoked = self.revoked or time.monotonic()
+        try:
+            self._deregister()
+        except RdmaError as error:
+            log.warning("a session's connection was ended, as its memory stays registered: %s", error)
+            self._disconnect()
 
     def close(self) -> None:
-        """See `Grant`."""
-        self.void_keys()
-        self.pair.close()
+        """See `Grant`. May be called again.
+
+        Raises:
+            RdmaError: memory is registered still; see `void_keys`.
+        """
+        self.revoked = self.revoked or time.monotonic()
+        self._disconnect()
+        self._deregister()
         self._domain.close()
+
+    def _deregister(self) -> None:
+        while self._regions:
+            self._regions[-1].close()
+            self._regions.pop()
+
+    def _disconnect(self) -> None:
+        if self._connected:
+            self._connected = False
+            self.pair.close()
 
 
 class Ground:

@@ -16,7 +16,7 @@ from blink_proto.rdma.wire import Answer, Endpoint, WireError
 from gpu_runtime.registration.base import RegistrationError
 from gpu_runtime.registration.choose import RdmaChoice
 from gpu_runtime.registration.grants import READABLE, WRITABLE, Grant, Ground, RegionGrant, Wanted, WindowGrant
-from gpu_runtime.registration.memory import ArenaMemory, Part
+from gpu_runtime.registration.parts import ArenaMemory, Part
 
 log = logging.getLogger(__name__)
 
@@ -80,16 +80,25 @@ class VerbsRegistrar:
             grant = self._grant(Endpoint.from_bytes(offer), channels, wanted)
         except (WireError, RdmaError) as error:
             raise RegistrationError(str(error)) from error
-        self._grants.append(grant)
         windows = grant.windows
         answer = Answer(grant.pair.endpoint, windows[: len(inbound)], windows[len(inbound) :])
         return VerbsRegistration(grant, answer)
 
     def _grant(self, peer: Endpoint, channels: tuple[int, ...], wanted: list[Wanted]) -> Grant:
+        if self._has_windows and self._memory.no_windows:
+            self._do_without_windows(self._memory.no_windows)
         ground = self._ground(channels, wanted) if self._has_windows else None
-        if ground is None:
-            return RegionGrant(self._device, self._memory, peer, wanted)
-        return WindowGrant(ground, peer, wanted)
+        if ground is not None:
+            self._grants.append(WindowGrant(ground, peer, wanted))
+            return self._grants[-1]
+        made = RegionGrant(self._device, peer)
+        self._grants.append(made)
+        try:
+            made.register(self._memory, wanted)
+        except RdmaError:
+            self._close(made)
+            raise
+        return made
 
     def _ground(self, channels: tuple[int, ...], wanted: list[Wanted]) -> Ground | None:
         """The channels' own, made at their first session; None where windows cannot be bound over this memory."""
@@ -107,17 +116,27 @@ class VerbsRegistrar:
         return made
 
     def _end_revoked(self, before: float) -> None:
-        over = [one for one in self._grants if one.revoked is not None and one.revoked <= before]
-        for one in over:
-            one.close()
-        self._grants = [one for one in self._grants if one not in over]
+        for one in [one for one in self._grants if one.revoked is not None and one.revoked <= before]:
+            self._close(one)
+
+    def _close(self, grant: Grant) -> None:
+        """Now, or if its memory is not given back, at a later try."""
+        try:
+            grant.close()
+        except RdmaError as error:
+            log.warning("a session's memory stays registered, with nobody connected to it: %s", error)
+        else:
+            self._grants.remove(grant)
 
     def close(self) -> None:
-        """Ends with the arena."""
-        for one in self._grants:
-            one.close()
+        """Ends with the arena. Memory that its owner does not give back keeps the device open."""
+        for one in list(self._grants):
+            self._close(one)
         for ground in self._grounds.values():
             ground.close()
+        if self._grants:
+            log.error("the RDMA device %s stays open: memory is registered with it", self._device.name)
+            return
         self._device.close()
 
 

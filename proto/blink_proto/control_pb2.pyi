@@ -233,16 +233,18 @@ class SessionChannel(_message.Message):
     def __init__(self, index: _Optional[int] = ..., live: _Optional[bool] = ..., lease: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("front_end", "transport", "channels", "opened_unix_seconds")
+    __slots__ = ("front_end", "transport", "channels", "opened_unix_seconds", "gpu_memory")
     FRONT_END_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
     OPENED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GPU_MEMORY_FIELD_NUMBER: _ClassVar[int]
     front_end: str
     transport: str
     channels: _containers.RepeatedCompositeFieldContainer[SessionChannel]
     opened_unix_seconds: int
-    def __init__(self, front_end: _Optional[str] = ..., transport: _Optional[str] = ..., channels: _Optional[_Iterable[_Union[SessionChannel, _Mapping]]] = ..., opened_unix_seconds: _Optional[int] = ...) -> None: ...
+    gpu_memory: str
+    def __init__(self, front_end: _Optional[str] = ..., transport: _Optional[str] = ..., channels: _Optional[_Iterable[_Union[SessionChannel, _Mapping]]] = ..., opened_unix_seconds: _Optional[int] = ..., gpu_memory: _Optional[str] = ...) -> None: ...
 
 class ListSessionsResponse(_message.Message):
     __slots__ = ("sessions",)

@@ -18,8 +18,14 @@ import numpy as np
 import pytest
 
 from blink_proto import arena
+from gpu_runtime.config import ConfigError, make_config
 from gpu_runtime.cuda.errors import check
-from tests.bench.gpu.chains import LocalChain, local_chain
+from gpu_runtime.registration.base import RegistrationError
+from gpu_runtime.registration.gpu_memory import check_device, hand_over
+from gpu_runtime.registration.handover import RegionAddress
+from gpu_runtime.registration.memory import LentMemory
+from gpu_runtime.registration.ways import Wish, has_peermem
+from tests.bench.gpu.chains import LocalChain, local_chain, open_model
 from tests.bench.gpu.front import Front
 from tests.bench.gpu.remote_front import RemoteFront
 from tests.gpu.conftest import DEVICE, cannot_import
@@ -234,6 +240,41 @@ def test_without_local_front_ends(told: list[list[int]], own_device: str, small_
         front.give_back()
 
 
+def is_synchronous(region: RegionAddress) -> bool:
+    """The driver's own word on CU_POINTER_ATTRIBUTE_SYNC_MEMOPS."""
+    from cuda.bindings import driver
+
+    name = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+    return bool(check(driver.cuPointerGetAttribute(name, region.address)))
+
+
+def test_the_arena_that_is_lent_has_synchronous_copies_which_wait_for_no_chain(
+    told: list[list[int]], own_device: str, small_model: Path
+) -> None:
+    """Lent as the chain's process does it, before the chain runs; then used by a front end that comes by copies."""
+    from cuda.bindings import driver
+
+    config = make_config(own_device, transports=("verbs",), **SIZES)
+    made, memory = LocalChain(open_model(small_model, config), config), LentMemory(config.arena_sizes())
+    try:
+        lent = made.chain.arena.inbound, made.chain.arena.outbound
+        inbound, outbound = (RegionAddress(one.address, one.size) for one in lent)
+        assert (is_synchronous(inbound), is_synchronous(outbound)) == (False, False)
+        way = hand_over(driver, check(driver.cuCtxGetDevice()), config.rdma_wish, inbound, outbound, memory.chain_end)
+        assert (is_synchronous(inbound), is_synchronous(outbound)) == (True, True)
+        memory.receive(lambda: False)
+        assert memory.way == way == "dma-buf"
+        made.chain.start()
+        front = remote(made, 0)
+        front.take()
+        (tokens,) = answers(front)
+        assert not told or tokens == told
+        front.give_back()
+    finally:
+        memory.close()
+        made.close()
+
+
 # The process of a chain, and what the control process gets of it.
 
 
@@ -255,17 +296,24 @@ def test_the_device_may_be_reached_by_rdma(device: str) -> None:
     from cuda.bindings import driver
 
     from gpu_runtime.control.device_check import require_device
-    from gpu_runtime.registration.gpu_memory import check_device
 
     check(driver.cuInit(0))
-    check_device(driver, check(driver.cuDeviceGet(0)))
-    require_device("cuda", rdma=True)
+    number = check(driver.cuDeviceGet(0))
+    assert check_device(driver, number, Wish()) == "dma-buf"
+    require_device("cuda", rdma=Wish())
+    if has_peermem():
+        assert check_device(driver, number, Wish("peermem")) == "peermem"
+        require_device("cuda", rdma=Wish("peermem"))
+    else:
+        with pytest.raises(RegistrationError, match="nvidia-peermem is not loaded"):
+            check_device(driver, number, Wish("peermem"))
+        with pytest.raises(ConfigError, match="nvidia-peermem is not loaded"):
+            require_device("cuda", rdma=Wish("peermem"))
 
 
 @asynccontextmanager
 async def served(folder: Path) -> AsyncIterator[Any]:
     """A life of the chain, in a process of its own, as the control process has it."""
-    from gpu_runtime.config import make_config
     from gpu_runtime.control.chain_life import ChainLife
     from gpu_runtime.control.prepare import prepare
     from gpu_runtime.model.source import open_folder
@@ -285,7 +333,7 @@ def test_the_control_process_gets_the_memory_of_the_chains_process(
     if reason := cannot_import("gpu_runtime.control.chain_life"):
         pytest.skip(reason)
     from gpu_runtime.registration import verbs
-    from gpu_runtime.registration.memory import Part
+    from gpu_runtime.registration.parts import Part
     from tests.standin.adapter import Adapter
 
     adapter = Adapter()

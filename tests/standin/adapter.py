@@ -8,12 +8,14 @@ from __future__ import annotations
 import itertools
 import mmap
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from blink_proto.rdma.binding import Access
+from blink_proto.rdma.binding import Access, Shared
 from blink_proto.rdma.wire import Answer, Endpoint, Window
+from tests.standin.table import INBOUND, OUTBOUND, Table
 
 _NUMBERS = itertools.count(1)
 
@@ -40,6 +42,17 @@ class StandinRegion:
         self.memory.close()
 
 
+@dataclass(eq=False)
+class AdoptedRegion(StandinRegion):
+    """Memory that its owner has registered; see `table`."""
+
+    owned: Any = None
+
+    def close(self) -> None:
+        self.owned.close()
+        super().close()
+
+
 class StandinDomain:
     """See `blink_proto.rdma.binding.Domain`."""
 
@@ -53,6 +66,22 @@ class StandinDomain:
         made = StandinRegion(self._adapter, mmap.mmap(descriptor, 0), offset, size, base, access)
         self._adapter.regions[made.key] = made
         self._adapter.registered.append(made)
+        return made
+
+    def adopt(self, register: Callable[[Shared], Any]) -> AdoptedRegion:
+        adapter = self._adapter
+        assert adapter.table is not None
+        owned = register(Shared(adapter.table.descriptor, 1))
+        (row,) = [row for row in adapter.table.rows() if row.key == owned.key]
+        assert row.live
+        inbound = row.address < OUTBOUND
+        name, base = ("inbound", INBOUND) if inbound else ("outbound", OUTBOUND)
+        with (adapter.folder / name).open("r+b") as file:
+            memory = mmap.mmap(file.fileno(), 0)
+        where = (row.address - base, row.size, row.address, Access(row.access), row.key)
+        made = AdoptedRegion(adapter, memory, *where, owned=owned)
+        adapter.regions[made.key] = made
+        adapter.registered.append(made)
         return made
 
     def queue_pair(self, depth: int) -> StandinPair:
@@ -81,7 +110,9 @@ class Adapter:
     name, binding = "standin0", "standin"
     no_windows = "a stand-in has none"
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path = Path(), table: Table | None = None) -> None:
+        """`folder` has the chain's memory where that registers it itself, in the table."""
+        self.folder, self.table = folder, table
         self.regions: dict[int, StandinRegion] = {}
         self.registered: list[StandinRegion] = []
         """All that ever were."""

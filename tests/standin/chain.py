@@ -1,7 +1,8 @@
 """The process of a chain without its device: `python -m tests.standin.chain`, started as the real one is.
 
-Its arena lies in files of memory, which it hands over as if they were dma-bufs of device memory. Scheduler and relay
-are the real ones on emulated threads (the library that `BLINK_STANDIN` names); tokens follow from their positions.
+Its arena lies in files of memory, which it hands over as if they were dma-bufs of device memory; or with `OWNER`, the
+name of a folder, in files there, which it registers itself when asked to (`table`). Scheduler and relay are the real
+ones on emulated threads (the library that `BLINK_STANDIN` names); tokens follow from their positions.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from gpu_runtime.chain.cuda import Orders
 from gpu_runtime.chain.loan import MemoryLoan
 from gpu_runtime.chain.spec import ChainSpec
 from gpu_runtime.config import scheduler_config
-from gpu_runtime.registration.handover import PAGE, Exported, send_regions
+from gpu_runtime.registration.handover import PAGE, Exported, RegionAddress, send_addresses, send_regions
+from gpu_runtime.registration.peermem_owner import Owner
 from gpu_runtime.scheduler import host, layout
 from gpu_runtime.shared_arena import SharedArena
+from tests.standin import table
 
-LIBRARY, SILENT = "BLINK_STANDIN", "BLINK_STANDIN_SILENT"
+LIBRARY, SILENT, OWNER = "BLINK_STANDIN", "BLINK_STANDIN_SILENT", "BLINK_STANDIN_OWNER"
 LONGEST_POLL = 0.02
 ADDRESS = 0x7F00_0000_0000
 """Where the device would say that the arena lies."""
@@ -47,9 +50,13 @@ class Region:
     view: NDArray[np.uint8]
 
     @classmethod
-    def make(cls, size: int) -> Region:
+    def make(cls, name: str, size: int) -> Region:
         """Zeroed, in whole pages."""
-        descriptor, whole = os.memfd_create("standin-device"), -(-size // PAGE) * PAGE
+        whole = -(-size // PAGE) * PAGE
+        if OWNER in os.environ:
+            descriptor = os.open(Path(os.environ[OWNER]) / name, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        else:
+            descriptor = os.memfd_create("standin-device")
         os.ftruncate(descriptor, whole)
         return cls(descriptor, np.frombuffer(mmap.mmap(descriptor, whole), np.uint8))
 
@@ -58,7 +65,8 @@ class StandinChain:
     """Of CudaChain what the process around it uses."""
 
     def __init__(self, spec: ChainSpec, shared: SharedArena) -> None:
-        self.inbound, self.outbound = Region.make(shared.inbound.nbytes), Region.make(shared.outbound.nbytes)
+        self.inbound = Region.make("inbound", shared.inbound.nbytes)
+        self.outbound = Region.make("outbound", shared.outbound.nbytes)
         self.outbound.view[: shared.outbound.nbytes] = shared.outbound
         library = os.environ[LIBRARY]
         host.use_library(Path(library))
@@ -103,12 +111,25 @@ class StandinChain:
             time.sleep(0.0002)
 
 
+def begin_as_owner(loan: MemoryLoan, chain: StandinChain) -> None:
+    """The end of `MemoryLoan.begin` where the device has no dma-bufs, with a played device."""
+    connection = loan._connection
+    assert connection is not None
+    inbound = RegionAddress(table.INBOUND, chain.inbound.view.nbytes)
+    outbound = RegionAddress(table.OUTBOUND, chain.outbound.view.nbytes)
+    send_addresses(connection, inbound, outbound)
+    loan._owner = Owner(connection, {True: inbound, False: outbound}, table.Table)
+    loan._owner.start()
+
+
 def main() -> int:
     """See the module."""
     spec, mailbox, shared = begin_child()
     chain = StandinChain(spec, shared)
     loan = MemoryLoan(spec.memory_descriptor)
-    if SILENT not in os.environ:
+    if OWNER in os.environ:
+        begin_as_owner(loan, chain)
+    elif SILENT not in os.environ:
         regions = [Exported(one.descriptor, ADDRESS, one.view.nbytes) for one in (chain.inbound, chain.outbound)]
         with socket.socket(fileno=os.dup(spec.memory_descriptor)) as connection:
             send_regions(connection, *regions)

@@ -19,7 +19,7 @@ from blink_proto.rdma.binding import OPENERS, RdmaError, open_device
 from dpu_service.transport.base import Connector
 from dpu_service.transport.choose import RdmaChoice, make_connector
 from gpu_runtime.registration.base import Registrar
-from gpu_runtime.registration.memory import Part
+from gpu_runtime.registration.parts import Part
 from gpu_runtime.registration.shm import ShmRegistrar
 from tests.replay import ReplayDevice
 from tests.transport.doca.build import SHIM_ADDRESS, shim_folder
@@ -58,6 +58,8 @@ def _shm_registrar(device: ReplayDevice) -> Registrar:
 
 class DeviceMemory:
     """A scripted device's arena, for `ArenaMemory`."""
+
+    no_windows = ""
 
     def __init__(self, device: ReplayDevice) -> None:
         self._regions = {True: np.frombuffer(device.inbound, np.uint8), False: np.frombuffer(device.outbound, np.uint8)}

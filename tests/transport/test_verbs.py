@@ -23,7 +23,7 @@ from blink_proto.rdma.wire import Answer, Endpoint
 from dpu_service.transport.base import TransportError
 from gpu_runtime.registration.base import RegistrationError
 from gpu_runtime.registration.choose import RdmaChoice
-from gpu_runtime.registration.memory import Part
+from gpu_runtime.registration.parts import Part
 from gpu_runtime.registration.verbs import VerbsRegistrar
 from tests.transport.kinds import RDMA_ADDRESS, DeviceMemory, Kind
 from tests.transport.played import ADDRESS, PlayedDevice, PlayedRegion, PlayedWindow
@@ -102,6 +102,25 @@ class Unbindable(DeviceMemory):
         return super().register(domain, part, access)
 
 
+class Owned(DeviceMemory):
+    """Memory that somebody else registers (nvidia-peermem), and gives back while he answers."""
+
+    no_windows = "its owner registers it"
+    answers = True
+
+    def register(self, domain: Any, part: Part, access: Any) -> Any:
+        region = super().register(domain, part, access)
+        forget = region.close
+
+        def give_back() -> None:
+            if not Owned.answers:
+                raise RdmaError("the owner does not answer")
+            forget()
+
+        region.close = give_back
+        return region
+
+
 def offer() -> bytes:
     return Endpoint(99, 1, gid_of(ADDRESS), 0, 3).to_bytes()
 
@@ -125,6 +144,49 @@ def test_memory_that_no_window_can_be_bound_over(played_site: Site, caplog: pyte
     assert "no memory windows, so each session has memory regions of its own: reg_mr failed" in caplog.text
     registration.revoke()
     assert window.key not in PlayedDevice.openings
+    registrar.close()
+
+
+def test_memory_that_its_owner_does_not_give_back_is_out_of_reach(
+    played_site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registrar = played_registrar(played_site, Owned)
+    before = set(PlayedDevice.pairs), set(PlayedDevice.openings)
+    registration = registrar.register(offer(), (0,))
+    assert "no memory windows, so each session has memory regions of its own: its owner registers it" in caplog.text
+    (pair,) = set(PlayedDevice.pairs) - before[0]
+    with monkeypatch.context() as patched:
+        patched.setattr(Owned, "answers", False)
+        registration.revoke()
+        assert pair not in PlayedDevice.pairs, "nobody is connected to it any more"
+        assert len(set(PlayedDevice.openings) - before[1]) == 3
+        registration.revoke()
+        registrar._end_revoked(float("inf"))
+        assert "stays registered, with nobody connected to it: the owner does not answer" in caplog.text
+        other = registrar.register(offer(), (1,))
+        assert len(set(PlayedDevice.openings) - before[1]) == 6
+    other.revoke()
+    assert len(set(PlayedDevice.openings) - before[1]) == 3
+    registrar.close()
+    assert (set(PlayedDevice.pairs), set(PlayedDevice.openings)) == before
+
+
+def test_a_registration_that_fails_half_way_leaves_nothing(played_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    registrar = played_registrar(played_site, Owned)
+    before = set(PlayedDevice.pairs), set(PlayedDevice.openings)
+    seen: list[Part] = []
+    register = Owned.register
+
+    def fails_at_the_last(self: Owned, domain: Any, part: Part, access: Any) -> Any:
+        seen.append(part)
+        if len(seen) == 3:
+            raise RdmaError("no more memory can be pinned")
+        return register(self, domain, part, access)
+
+    monkeypatch.setattr(Owned, "register", fails_at_the_last)
+    with pytest.raises(RegistrationError, match="can be pinned"):
+        registrar.register(offer(), (0,))
+    assert (set(PlayedDevice.pairs), set(PlayedDevice.openings)) == before
     registrar.close()
 
 

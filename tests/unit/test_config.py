@@ -24,6 +24,7 @@ from gpu_runtime.model.config import ModelConfig
 from gpu_runtime.model.source import ModelFolder
 from gpu_runtime.model.tensors import TensorFiles
 from gpu_runtime.registration.base import RegistrationError
+from gpu_runtime.registration.ways import Wish
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -272,8 +273,8 @@ def test_the_device_is_asked_about_rdma_before_anything_is_loaded(monkeypatch: p
     driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed (extra cuda)")
     asked = []
 
-    def refuse(driver: object, device: object) -> None:
-        asked.append(device)
+    def refuse(driver: object, device: object, wish: object) -> None:
+        asked.append((device, wish))
         raise RegistrationError("its write ordering is 0")
 
     for name in ("header_folder", "device_runtime_library"):
@@ -284,11 +285,11 @@ def test_the_device_is_asked_about_rdma_before_anything_is_loaded(monkeypatch: p
     monkeypatch.setattr(device_check, "check_device", refuse)
     monkeypatch.setattr(driver, "cuDeviceGet", lambda number: (0, f"device {number}"))
     require_device("cuda")
-    require_device("cpu", rdma=True)
+    require_device("cpu", rdma=Wish())
     assert asked == []
     with pytest.raises(ConfigError, match="--device cuda with RDMA: its write ordering is 0"):
-        require_device("cuda", rdma=True)
-    assert asked == ["device 0"]
+        require_device("cuda", rdma=make_config("cuda", transports=("doca",), rdma_address="192.0.2.1").rdma_wish)
+    assert asked == [("device 0", Wish("auto", doca=True))]
 
 
 def run_runtime(*arguments: str) -> tuple[int, list[str]]:

@@ -9,13 +9,14 @@ from blink_deploy.doctor.errors import UnknownError
 from blink_deploy.doctor.nvml import Board
 from blink_deploy.doctor.probe import Probe
 from blink_deploy.doctor.report import Finding, fail, ok, skip, warn, worst
-from blink_deploy.doctor.site import Part, Site
+from blink_deploy.doctor.site import Part, Site, Transport
 
 OLDEST_CUDA = (13, 0)
 OLDEST_CAPABILITY = (9, 0)
 OWNER_ORDER = 100
 """CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER."""
 BAR1_BYTES = 256 << 20
+PEERMEM = "/sys/module/nvidia_peermem"
 _MIB = 1 << 20
 
 
@@ -43,9 +44,15 @@ def direct_rdma(probe: Probe, site: Site) -> Finding:
 
 
 def dma_buf(probe: Probe, site: Site) -> Finding:
-    """Whether memory can be handed to the RDMA device as a dma-buf, which is the only way."""
+    """Whether memory can be handed to the RDMA device as a dma-buf; the older way does for verbs."""
     todo = "use the driver's open kernel modules and Linux 5.12 or newer"
-    return _of_each(probe, lambda gpu: _flag(gpu, "dma_buf", "dma-buf", todo))
+
+    def look(gpu: Gpu) -> Finding:
+        if not gpu.attributes["dma_buf"] and peermem_serves(probe, site):
+            return warn(f"{gpu.name}: dma-buf no, nvidia-peermem serves instead", todo)
+        return _flag(gpu, "dma_buf", "dma-buf", todo)
+
+    return _of_each(probe, look)
 
 
 def write_order(probe: Probe, site: Site) -> Finding:
@@ -107,18 +114,33 @@ def open_modules(probe: Probe, site: Site) -> Finding:
     line = text.splitlines()[0]
     if "Open Kernel Module" in line:
         return ok(line)
-    return fail(line, "dma-buf needs the open kernel modules (the GPU Operator's driver.kernelModuleType: open)")
+    todo = "dma-buf needs the open kernel modules (the GPU Operator's driver.kernelModuleType: open)"
+    return warn(line, todo) if peermem_serves(probe, site) else fail(line, todo)
+
+
+def peermem_serves(probe: Probe, site: Site) -> bool:
+    """The module is there, and the transport can use it: each of DOCA's memory maps belongs to the process that made
+    it, and by nvidia-peermem only the owner of the memory can register it.
+    """
+    return probe.files.exists(PEERMEM) and site.transport is not Transport.DOCA
 
 
 def peermem(probe: Probe, site: Site) -> Finding:
-    """The older way of registering GPU memory: only the memory's own process could use it, and sessions are opened by
-    another one.
-    """
-    if not probe.files.exists("/sys/module/nvidia_peermem"):
+    """The older way of registering GPU memory, for the verbs transport where there are no dma-bufs."""
+    needed = not all(gpu.attributes["dma_buf"] for gpu in probe.gpus().devices)
+    if not probe.files.exists(PEERMEM):
+        if needed:
+            return fail(
+                "nvidia-peermem is not loaded, nor is there dma-buf", "see gpu-dma-buf; or modprobe nvidia-peermem"
+            )
         return ok("nvidia-peermem is not loaded, and not needed")
-    if all(gpu.attributes["dma_buf"] for gpu in probe.gpus().devices):
-        return ok("nvidia-peermem is loaded, and not used")
-    return warn("nvidia-peermem is loaded, and no substitute for dma-buf", "see gpu-dma-buf")
+    if not needed:
+        return ok("nvidia-peermem is loaded, and not used unless --gpu-memory peermem says so")
+    if peermem_serves(probe, site):
+        return ok("nvidia-peermem is loaded, and serves where there is no dma-buf")
+    return fail(
+        "nvidia-peermem is loaded, which the doca transport cannot use", "see gpu-dma-buf; or --transport verbs"
+    )
 
 
 def _of_each(probe: Probe, look: Callable[[Gpu], Finding]) -> Finding:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 
+from blink_deploy.doctor.gpu import peermem_serves
 from blink_deploy.doctor.probe import Probe
 from blink_deploy.doctor.report import Finding, fail, ok, skip, warn
 from blink_deploy.doctor.site import Part, Site, Transport, is_bluefield
 
 DMA_BUF_KERNEL = (5, 12)
+PEERMEM_KERNEL = (5, 0)
+"""From here on a process can register memory through a device's file that another one opened."""
 USUAL_PAGE = 4096
 _CRYPTOGRAPHY = {"x86_64": ("aes",), "aarch64": ("aes", "sha2")}
 
@@ -55,8 +58,11 @@ def kernel(probe: Probe, site: Site) -> Finding:
     found = re.match(r"(\d+)\.(\d+)", release)
     if not found:
         return skip("/proc/sys/kernel/osrelease is not to be read")
-    if site.part is Part.GPU and (int(found[1]), int(found[2])) < DMA_BUF_KERNEL:
-        return fail(release, "dma-buf for RDMA came with Linux 5.12")
+    version = int(found[1]), int(found[2])
+    if site.part is Part.GPU and version < DMA_BUF_KERNEL:
+        todo = "dma-buf for RDMA came with Linux 5.12"
+        serves = version >= PEERMEM_KERNEL and peermem_serves(probe, site)
+        return warn(f"{release}, nvidia-peermem serves instead", todo) if serves else fail(release, todo)
     return ok(release)
 
 

@@ -165,6 +165,18 @@ class QueuePair(Protocol):
         """Ends the connection."""
 
 
+class Shared(NamedTuple):
+    """What another process needs to register its own memory in a domain: the device's open file, which the domain
+    lives in, and the domain's number there.
+    """
+
+    descriptor: int
+    domain: int
+
+    def __repr__(self) -> str:
+        return "Shared(redacted)"
+
+
 class Domain(Protocol):
     """A protection domain: what is registered in one is of no use to queue pairs of another."""
 
@@ -181,6 +193,13 @@ class Domain(Protocol):
 
         Raises:
             RdmaError: the device cannot (Soft-RoCE cannot).
+        """
+
+    def adopt(self, register: Callable[[Shared], Region]) -> Region:
+        """Memory of another process, which registers it itself (see `uverbs`) and is asked to by `register`.
+
+        Raises:
+            RdmaError: the binding does not tell where the domain is, or what `register` raises.
         """
 
     def window(self) -> MemoryWindow:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from blink_proto.rdma.binding import (
@@ -25,17 +26,22 @@ from blink_proto.rdma.binding import (
     MemoryWindow,
     RdmaError,
     Read,
+    Region,
+    Shared,
     Work,
     Write,
 )
 from blink_proto.rdma.gids import address_of, gid_of, index_of
 from blink_proto.rdma.neighbours import wake_neighbour
+from blink_proto.rdma.uverbs import UverbsFile, is_uverbs
 from blink_proto.rdma.wire import Endpoint
 
 NO_WINDOWS = "the binding ibverbs has no memory windows"
 _NO_ERROR = 0
 _WRITE, _READ = 0, 4
 """IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ."""
+_making = threading.Lock()
+"""Held while a device is opened or a domain made, of which the package does not tell what the kernel calls it."""
 
 
 def ibverbs() -> Any:
@@ -67,7 +73,7 @@ class IbverbsDevice:
         self._package = ibverbs()
         self.address, wanted = address, gid_of(address)
         for device in self._devices(name):
-            context = device.open()
+            context, self.file = _opened(device)
             index = _gid_index(context, device.name, wanted)
             if index is not None:
                 break
@@ -130,7 +136,7 @@ class IbverbsDomain:
 
     def __init__(self, device: IbverbsDevice) -> None:
         self.device = device
-        self.handle = _called(device.context.alloc_pd)
+        self.handle, self._number = _made_domain(device)
 
     def register(self, address: int, size: int, access: Access) -> IbverbsRegion:
         """See `Domain`."""
@@ -140,6 +146,12 @@ class IbverbsDomain:
         """See `Domain`. Peers reach it from the address `base` on."""
         handle = _called(self.handle.reg_dmabuf_mr, offset, size, iova=base, fd=descriptor, access=int(access))
         return IbverbsRegion(handle, base)
+
+    def adopt(self, register: Callable[[Shared], Region]) -> Region:
+        """See `Domain`."""
+        if self.device.file is None or self._number is None:
+            raise RdmaError("neither the binding ibverbs nor the kernel tells the number of a protection domain")
+        return register(Shared(self.device.file.descriptor, self._number))
 
     def window(self) -> MemoryWindow:
         """Refuses: there are none."""
@@ -248,6 +260,46 @@ def _called(function: Any, *arguments: Any, **named: Any) -> Any:
         return function(*arguments, **named)
     except OSError as error:
         raise RdmaError(f"{function.__name__} failed ({error.strerror})") from error
+
+
+def _opened(device: Any) -> tuple[Any, UverbsFile | None]:
+    """Its context, and the file behind that."""
+    with _making:
+        before = _device_files()
+        context = device.open()
+        new = _device_files() - before
+    try:
+        return context, UverbsFile(new.pop()) if len(new) == 1 else None
+    except RdmaError:  # a kernel that is too old: nothing but `adopt` needs it
+        return context, None
+
+
+def _device_files() -> set[int]:
+    """Descriptors of this process for RDMA devices."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if is_uverbs(int(name)):
+                found.add(int(name))
+        except OSError:
+            continue  # the listing's own, or closed meanwhile
+    return found
+
+
+def _made_domain(device: IbverbsDevice) -> tuple[Any, int | None]:
+    """A protection domain, and its number in the device's file."""
+    with _making:
+        before = _domains(device)
+        handle = _called(device.context.alloc_pd)
+        new = _domains(device) - before
+    return handle, new.pop() if len(new) == 1 else None
+
+
+def _domains(device: IbverbsDevice) -> set[int]:
+    try:
+        return set() if device.file is None else device.file.domains()
+    except RdmaError:
+        return set()
 
 
 def _gid_index(context: Any, device: str, wanted: bytes) -> int | None:

@@ -12,7 +12,7 @@ import os
 import secrets
 import select
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from blink_proto.rdma.binding import (
@@ -29,6 +29,7 @@ from blink_proto.rdma.binding import (
     RdmaError,
     Read,
     Region,
+    Shared,
     Work,
     Write,
 )
@@ -190,6 +191,10 @@ class PyverbsDomain:
             device.package.mr.DmaBufMR, self.handle, size, int(access), dmabuf=descriptor, offset=offset
         )
         return PyverbsRegion(device, made, offset)
+
+    def adopt(self, register: Callable[[Shared], Region]) -> Region:
+        """See `Domain`."""
+        return register(Shared(int(self.device.context.cmd_fd), int(self.handle.handle)))
 
     def window(self) -> PyverbsWindow:
         """See `Domain`."""

@@ -131,12 +131,30 @@ def test_modules_of_the_driver(tmp_path: Path) -> None:
     assert gpu.open_modules(healthy(tmp_path), site()).result is FAIL
 
 
-def test_peermem_does_not_count(tmp_path: Path) -> None:
-    """Only the process that owns the memory could register it that way."""
-    assert gpu.peermem(healthy(tmp_path, gpus=gpus_with(dma_buf=0)), site()).result is OK
-    write(tmp_path, {"/sys/module/nvidia_peermem/refcnt": "0"})
-    assert gpu.peermem(healthy(tmp_path), site()) == Finding(OK, "nvidia-peermem is loaded, and not used")
-    assert gpu.peermem(healthy(tmp_path, gpus=gpus_with(dma_buf=0)), site()).result is WARN
+@pytest.mark.parametrize(
+    ("dma_buf", "loaded", "transport", "of_dma_buf", "of_peermem", "words"),
+    [
+        (1, False, Transport.VERBS, OK, OK, "not needed"),
+        (1, True, Transport.VERBS, OK, OK, "not used unless"),
+        (1, True, Transport.DOCA, OK, OK, "not used unless"),
+        (0, False, Transport.VERBS, FAIL, FAIL, "nor is there dma-buf"),
+        (0, True, Transport.VERBS, WARN, OK, "serves where there is no dma-buf"),
+        (0, True, Transport.DOCA, FAIL, FAIL, "which the doca transport cannot use"),
+    ],
+)  # fmt: skip
+def test_the_ways_to_memory(
+    tmp_path: Path, dma_buf: int, loaded: bool, transport: Transport, of_dma_buf: Result, of_peermem: Result, words: str
+) -> None:
+    where = site(Part.GPU, transport)
+    if loaded:
+        write(tmp_path, {"/sys/module/nvidia_peermem/refcnt": "0"})
+    write(tmp_path, {"/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05\n"})
+    probe = healthy(tmp_path, gpus=gpus_with(dma_buf=dma_buf))
+    assert gpu.dma_buf(probe, where).result is of_dma_buf
+    found = gpu.peermem(probe, where)
+    assert found.result is of_peermem
+    assert words in found.seen
+    assert gpu.open_modules(probe, where).result is (WARN if loaded and transport is Transport.VERBS else FAIL)
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,20 @@ def test_kernel(tmp_path: Path, release: str, part: Part, result: Result) -> Non
     assert machine.kernel(probe, site(part)).result is result
 
 
+@pytest.mark.parametrize(
+    ("release", "transport", "result"),
+    [
+        ("5.4.0", Transport.VERBS, WARN),
+        ("5.4.0", Transport.DOCA, FAIL),
+        ("4.18.0", Transport.VERBS, FAIL),
+        ("5.12.0", Transport.VERBS, OK),
+    ],
+)
+def test_an_older_kernel_with_peermem(tmp_path: Path, release: str, transport: Transport, result: Result) -> None:
+    files = {"/proc/sys/kernel/osrelease": release, "/sys/module/nvidia_peermem/refcnt": "0"}
+    assert machine.kernel(healthy(write(tmp_path, files)), site(Part.GPU, transport)).result is result
+
+
 def test_kernel_modules(tmp_path: Path) -> None:
     found = machine.modules(healthy(tmp_path), site())
     assert (found.result, found.todo) == (FAIL, "modprobe ib_core ib_uverbs mlx5_ib")

@@ -27,7 +27,7 @@ from dpu_service.transport.doca.session import HEAD_READS, READS, WRITES
 from gpu_runtime.registration.base import RegistrationError
 from gpu_runtime.registration.doca import DocaRegistrar
 from gpu_runtime.registration.handover import PAGE, Exported, send_regions
-from gpu_runtime.registration.memory import DmabufMemory, HostMemory
+from gpu_runtime.registration.memory import HostMemory, LentMemory
 from tests.transport.doca.pair import INBOUND, OUTBOUND, SIZES, Pair, settings
 
 MADE = {
@@ -170,9 +170,9 @@ def test_device_memory_is_reached_through_its_dma_buf(doca_shim: Path, trace: Tr
     files = [os.memfd_create("device") for _ in addresses]
     for descriptor in files:
         os.ftruncate(descriptor, PAGE)
-    memory = DmabufMemory(sizes)
+    memory = LentMemory(sizes)
     send_regions(memory.chain_end, *map(Exported, files, addresses, (PAGE, PAGE)))
-    memory.receive()
+    memory.receive(lambda: False)
     connector = DocaConnector(settings(doca_shim))
     trace.take()
     registration = DocaRegistrar(memory, sizes, settings(doca_shim)).register(connector.offer, (1,))
@@ -200,7 +200,7 @@ def test_device_memory_is_reached_through_its_dma_buf(doca_shim: Path, trace: Tr
 
 
 def test_device_memory_that_is_not_there_is_refused(doca_shim: Path, trace: Trace):
-    memory = DmabufMemory(SIZES)
+    memory = LentMemory(SIZES)
     connector = DocaConnector(settings(doca_shim))
     trace.take()
     with pytest.raises(RegistrationError, match="not there"):

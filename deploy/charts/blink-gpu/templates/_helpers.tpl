@@ -65,6 +65,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 - --rdma-address
 - {{ ternary "@link" .Values.rdma.address (ne .Values.rdma.interface "") | quote }}
 {{- include "blink-gpu.option" (dict "name" "--rdma-device" "value" .Values.rdma.device) }}
+{{- include "blink-gpu.option" (dict "name" "--gpu-memory" "value" .Values.rdma.gpuMemory) }}
 - --model
 - {{ .Values.model.path | quote }}
 {{- include "blink-gpu.option" (dict "name" "--name" "value" .Values.model.name) }}

@@ -39,6 +39,7 @@ void sleep_ns(uint64_t duration) {
 // Short sleeps while a next request is likely, longer ones the longer nothing came: an idle chain takes about 1 % of a
 // core, where 20 µs all the time would take 10 %.
 uint64_t pause_after(uint64_t idle_ns) {
+  if (idle_ns < 5'000'000) return 5'000;
   if (idle_ns < 20'000'000) return 20'000;
   return idle_ns < 1'000'000'000 ? 200'000 : 500'000;
 }

@@ -144,8 +144,9 @@ def pickup(transport: str, rdma: RdmaChoice) -> tuple[np.ndarray, np.ndarray]:
     bench = begin(transport, rdma)
     called, returned = [], []
     for _ in range(PROBES):
+        prompt, sampling = SharedPrompt(PROMPT, 1), Sampling(max_tokens=1)
         called.append(time.monotonic_ns())
-        bench.client.submit(SharedPrompt(PROMPT, 1), Sampling(max_tokens=1))
+        bench.client.submit(prompt, sampling)
         returned.append(time.monotonic_ns())
         end = time.monotonic() + PATIENCE
         while not any(item.finish is not Finish.NONE for item in bench.turn()):

@@ -10,7 +10,7 @@ ON_GPU = PYTHONPATH=$(CURDIR)/proto:$(CURDIR)/deploy:$(CURDIR)$${PYTHONPATH:+:$$
 GENERATED := -name arena.h -o -name layout.h
 CPP_FILES = $(shell find dpu_service gpu_runtime proto tests \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) ! \( $(GENERATED) \))
 
-.PHONY: serve test test-ecosystem test-rdma test-gpu bench-gpu bench-front lint format generate bench install install-serve sbom clean
+.PHONY: serve test test-ecosystem test-rdma test-gpu bench-gpu bench-front bench-rdma lint format generate bench install install-serve sbom clean
 .SILENT:
 
 serve: install-serve
@@ -50,6 +50,11 @@ test-rdma:
 	.ci/install-rdma
 	.ci/install dpu,gpu,dev,rdma
 	BLINK_TEST_RDMA=1 $(BIN)/python -m pytest tests/rdma $(PYTEST_ARGS)
+
+bench-rdma:
+	.ci/install-rdma
+	.ci/install dpu,gpu,dev,rdma
+	BLINK_TEST_RDMA=1 $(BIN)/python -m tests.rdma.bench
 
 # On a machine with a GPU, torch, nvcc, g++ and pytest; these two install and download nothing, and skip, with the reason,
 # what needs a package that is not there. Both end with one table within 10 minutes.

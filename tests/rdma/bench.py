@@ -1,5 +1,5 @@
-"""`tests.bench.transport` in an emulated machine: `make bench-rdma`. Shared memory and Soft-RoCE by each binding, all in
-one machine with one core, so its times are those of an emulator and tell nothing about an adapter.
+"""`tests.bench.transport` in an emulated machine: `make bench-rdma`. Shared memory, and Soft-RoCE by each binding, all
+in one machine with one core: its times are those of an emulator and tell nothing about an adapter.
 """
 
 from __future__ import annotations

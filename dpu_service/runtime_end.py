@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
+from blink_proto.tokenizer.files import BundleError
 from dpu_service import metrics
 from dpu_service.channel.client import ChannelClient
 from dpu_service.channel.errors import ChannelError
@@ -17,7 +18,7 @@ from dpu_service.identity import digest_of
 from dpu_service.runtimes import Runtimes, Serving
 from dpu_service.sequences.errors import DeviceUnavailableError
 from dpu_service.sequences.pump import Pump
-from dpu_service.text.bundle import BundleError, TextBundle
+from dpu_service.text.bundle import TextBundle
 from dpu_service.text.encoder import TextEncoder
 from dpu_service.text.template import ChatTemplateError
 from dpu_service.transport.base import Connector, TransportError

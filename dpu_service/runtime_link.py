@@ -16,11 +16,11 @@ import grpc
 from blink_proto import arena, control_pb2
 from blink_proto.control_pb2_grpc import ControlStub
 from blink_proto.dial import Dial, DialError
+from blink_proto.tokenizer.files import BUNDLE_FILES, MOST_BYTES
 from dpu_service.channel.errors import ChannelError
 from dpu_service.channel.geometry import Geometry
 from dpu_service.config import ModelInfo
 from dpu_service.identity import Identities, Identity, digest_of
-from dpu_service.text.bundle import BUNDLE_FILES
 from dpu_service.transport.base import TransportError
 from dpu_service.wire import Session
 
@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 CALL_SECONDS = 30.0
-MAX_BUNDLE_BYTES = 256 << 20
 WATCH_SECONDS = 3600.0
 """After so long the link dials anew, with its certificate as it is then."""
 FORGET_SECONDS = 30.0
@@ -212,7 +211,7 @@ async def _fetch_tokenizer(stub: ControlStub, model: str) -> dict[str, bytes]:
     request = control_pb2.FetchTokenizerRequest(model=model)
     async for chunk in stub.FetchTokenizer(request, timeout=CALL_SECONDS):
         total += len(chunk.content)
-        if chunk.file not in BUNDLE_FILES or total > MAX_BUNDLE_BYTES:
+        if chunk.file not in BUNDLE_FILES or total > MOST_BYTES:
             raise ChannelError("the runtime sent a tokenizer file that is unknown or too large")
         parts.setdefault(chunk.file, []).append(chunk.content)
     return {name: b"".join(pieces) for name, pieces in parts.items()}

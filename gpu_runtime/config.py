@@ -151,9 +151,11 @@ def window_of(config: RuntimeConfig, model: ModelLimits) -> int:
     """Context window in tokens: the model's own, or less when the operator says so.
 
     Raises:
-        ConfigError: more than the model can.
+        ConfigError: more than the model can, or too few for a prompt and an answer.
     """
     wanted = config.max_model_tokens or model.max_model_tokens
+    if wanted < 2:
+        raise ConfigError("a context window of one token has no room for a prompt and an answer")
     if wanted > model.max_model_tokens:
         raise ConfigError(f"--max-model-tokens {wanted} is over the model's window of {model.max_model_tokens}")
     return wanted

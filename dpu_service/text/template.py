@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jinja2 import TemplateError, meta
+from jinja2 import TemplateError
 
-from dpu_service.text.sandbox import TemplateSandbox
+from blink_proto.tokenizer.sandbox import BrokenTemplateError, TemplateSandbox
 
 Message = dict[str, Any]
 """As templates see it: `role` and `content`, perhaps `name`, `tool_calls`, `tool_call_id`, `reasoning_content`."""
@@ -43,9 +43,8 @@ class ChatTemplate:
         self.constants = constants
         self._sandbox = TemplateSandbox()
         try:
-            self._template = self._sandbox.from_string(source)
-            self.variables = frozenset(meta.find_undeclared_variables(self._sandbox.parse(source)))
-        except (TemplateError, RecursionError) as error:
+            self._template, self.variables = self._sandbox.compiled(source)
+        except BrokenTemplateError as error:
             raise ChatTemplateError(f"the model's chat template is broken: {error}") from error
 
     @property

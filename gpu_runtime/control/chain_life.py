@@ -19,7 +19,6 @@ from gpu_runtime.scheduler import layout
 from gpu_runtime.shared_arena import ArenaLimits, SharedArena
 
 SWEEP_SECONDS = 0.5
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 @dataclass
@@ -193,4 +192,4 @@ def describe_model(prepared: Prepared) -> control_pb2.Model:
     )
 
 
-__all__ = ["TOKENIZER_FILES", "ChainError", "ChainLife"]
+__all__ = ["ChainError", "ChainLife"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from blink_proto.tokenizer.files import BundleError, TokenizerFiles, read_folder
 from gpu_runtime.config import ConfigError, ModelLimits, RuntimeConfig, longest_sequence, scheduler_config, window_of
 from gpu_runtime.control.errors import BadRequestError
 from gpu_runtime.control.memory import fit_memory
@@ -53,18 +54,23 @@ def prepare(config: RuntimeConfig, folder: ModelFolder, name: str, available: in
     return Prepared(folder, name, config, limits, window, longest)
 
 
-def check_tokenizer(folder: Path) -> None:
-    """Reads the tokenizer as a front end will.
+def check_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Reads tokenizer and chat templates as a front end will.
+
+    Args:
+        vocab_size: the model's. Special tokens may be over it: some models have one to fill up training batches with.
 
     Raises:
-        BadRequestError: it cannot be read.
+        BadRequestError: no front end could use them.
     """
-    from tokenizers import Tokenizer
-
     try:
-        Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # the package has no class of its own for this
-        raise BadRequestError(f"tokenizer.json in {folder} cannot be read: {error}") from error
+        files = TokenizerFiles.read(read_folder(folder))
+        files.check_templates()
+    except BundleError as error:
+        raise BadRequestError(f"no front end could use {folder}: {error}") from error
+    largest = files.largest_text_token
+    if largest >= vocab_size:
+        raise BadRequestError(f"{folder}: its tokenizer has a token {largest}, the model only {vocab_size} tokens")
 
 
 def _check_kernels(device: str, model: ModelConfig) -> None:

@@ -179,7 +179,7 @@ class Runtime:
         self.failed.set()
 
     def _prepare(self, folder: ModelFolder, name: str) -> Prepared:
-        check_tokenizer(folder.path)
+        check_tokenizer(folder.path, folder.config.vocab_size)
         replaced = None if self._life is None else self._life.chain.pid
         return prepare(self.config, folder, name, self._memory.available(replaced))
 

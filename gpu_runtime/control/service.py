@@ -13,8 +13,8 @@ import grpc
 
 from blink_proto import VERSION, arena, control_pb2
 from blink_proto.control_pb2_grpc import ControlServicer
+from blink_proto.tokenizer.files import BundleError, read_folder
 from gpu_runtime.control.caller import caller_of
-from gpu_runtime.control.chain_life import TOKENIZER_FILES
 from gpu_runtime.control.errors import BadRequestError, ControlError, NoSuchModelError, NotReadyError
 from gpu_runtime.control.runtime import ChainError, Runtime
 
@@ -134,10 +134,8 @@ class ControlService(ControlServicer):
     ) -> AsyncIterator[control_pb2.FetchTokenizerChunk]:
         """The model's tokenizer files, piece by piece."""
         folder: Path = await answer(context, lambda: self._folder_of(request.model))
-        for name in TOKENIZER_FILES:
-            if not (folder / name).is_file():
-                continue
-            content = await asyncio.to_thread((folder / name).read_bytes)
+        files = await answer(context, lambda: asyncio.to_thread(_tokenizer_files, folder))
+        for name, content in files.items():
             for at in range(0, len(content), CHUNK_BYTES):
                 yield control_pb2.FetchTokenizerChunk(file=name, content=content[at : at + CHUNK_BYTES])
 
@@ -165,6 +163,13 @@ class ControlService(ControlServicer):
         if model not in [loaded.name for loaded in self._runtime.models()]:
             raise NoSuchModelError(f"no model named {model!r} is loaded")
         return self._runtime.life.folder
+
+
+def _tokenizer_files(folder: Path) -> dict[str, bytes]:
+    try:
+        return read_folder(folder)
+    except BundleError as error:  # they have changed since the model was loaded
+        raise NotReadyError(str(error)) from error
 
 
 def _note_outcome(task: asyncio.Task[control_pb2.Model]) -> None:

@@ -185,11 +185,15 @@ def test_the_grace_time_ends(tiny_server: Serving, other_model: Path) -> None:
 
 def test_models_that_do_not_fit_leave_the_old_one(tiny_model: Path, other_model: Path, tmp_path: Path) -> None:
     """Each is refused for its own reason, in the state and epoch that were before."""
-    broken, wide, short, mute = (tmp_path / name for name in ("broken", "wide", "short", "mute"))
-    for folder in (broken, short, mute):
+    names = ("broken", "wide", "short", "mute", "unset", "untold", "wordy")
+    broken, wide, short, mute, unset, untold, wordy = (tmp_path / name for name in names)
+    for folder in (broken, short, mute, unset, untold, wordy):
         save_tiny(folder, "llama")
     (broken / "model.safetensors").write_bytes((broken / "model.safetensors").read_bytes()[:-100])
     (mute / "tokenizer.json").write_text("{}")
+    (unset / "tokenizer_config.json").write_text("{not json")
+    (untold / "chat_template.jinja").write_text("{% if %}")
+    save_tokenizer(wordy / "tokenizer.json", SIZES["vocab_size"] + 1)
     shrink(short, max_position_embeddings=256)
     save_wide(wide)
     sizes = ("--max-model-tokens", "512", "--kv-tokens", "2000000")
@@ -201,6 +205,9 @@ def test_models_that_do_not_fit_leave_the_old_one(tiny_model: Path, other_model:
         for source, code in (
             (broken, status.INVALID_ARGUMENT),
             (mute, status.INVALID_ARGUMENT),
+            (unset, status.INVALID_ARGUMENT),
+            (untold, status.INVALID_ARGUMENT),
+            (wordy, status.INVALID_ARGUMENT),
             (short, status.INVALID_ARGUMENT),
             (wide, status.RESOURCE_EXHAUSTED),
         ):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from dpu_service.text import sandbox
+from blink_proto.tokenizer import sandbox
 from dpu_service.text.bundle import TextBundle
 from dpu_service.text.chat import ChatEncoder
 from dpu_service.text.contents import Contents

@@ -108,6 +108,9 @@ def test_step_buckets() -> None:
 def test_windows_and_stop_tokens() -> None:
     with pytest.raises(ConfigError, match="--max-model-tokens 600 is over the model's window of 512"):
         scheduler_config(make_config("cpu", max_model_tokens=600), ModelLimits(100, 512, ()))
+    for choices, window in (({"max_model_tokens": 1}, 512), ({}, 1)):  # front ends refuse it too
+        with pytest.raises(ConfigError, match="no room for a prompt and an answer"):
+            scheduler_config(make_config("cpu", **choices), ModelLimits(100, window, ()))
     with pytest.raises(ConfigError, match="stop tokens"):
         scheduler_config(make_config("cpu"), ModelLimits(100, 512, tuple(range(99))))
     made = scheduler_config(make_config("cpu", kv_tokens=1000, max_model_tokens=500), ModelLimits(100, 512, (7, 9)))

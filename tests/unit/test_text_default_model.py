@@ -7,7 +7,8 @@ import random
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from dpu_service.text.bundle import BUNDLE_FILES, TextBundle
+from blink_proto.tokenizer.files import BUNDLE_FILES
+from dpu_service.text.bundle import TextBundle
 from dpu_service.text.chat import ChatEncoder
 from dpu_service.text.conversation import Conversation
 from dpu_service.text.detokenize import ByteDetokenizer

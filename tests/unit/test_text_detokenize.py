@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from blink_proto.arena import Finish
-from dpu_service.text.bundle import BundleError, TextBundle
+from blink_proto.tokenizer.files import BundleError
+from dpu_service.text.bundle import TextBundle
 from dpu_service.text.choice import ChoiceText, TextRules
 from dpu_service.text.detokenize import ByteDetokenizer, Detokenizer
 from tests import tiny_text

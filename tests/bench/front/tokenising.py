@@ -6,7 +6,8 @@ import asyncio
 import time
 from pathlib import Path
 
-from dpu_service.text.bundle import BUNDLE_FILES, TextBundle
+from blink_proto.tokenizer.files import BUNDLE_FILES
+from dpu_service.text.bundle import TextBundle
 from dpu_service.text.encoder import TextEncoder
 
 WORDS = "The front end reads a request, checks every field of it, turns its text into tokens and hands them over. "

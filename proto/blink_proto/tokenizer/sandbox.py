@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -27,6 +27,15 @@ _CLOCK_EVERY = 64
 """Accesses between two looks at the clock."""
 _MOST_REPEATED = 1 << 20
 _MOST_EXPONENT = 64
+
+
+_BREAKS = (TemplateError, SyntaxError, ValueError, OverflowError, RecursionError, MemoryError)
+"""What compiling may end in. Python compiles what Jinja2 makes of the source: thirty loops in each other are a
+SyntaxError, a number of thousands of digits is a ValueError."""
+
+
+class BrokenTemplateError(Exception):
+    """The source does not compile; the message says why."""
 
 
 class _Budget(threading.local):
@@ -58,6 +67,17 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = _refuse
         self.globals["strftime_now"] = _now
         self._budget = _Budget()
+
+    def compiled(self, source: str) -> tuple[Template, frozenset[str]]:
+        """A template, and the names that it expects to be given.
+
+        Raises:
+            BrokenTemplateError: see there.
+        """
+        try:
+            return self.from_string(source), frozenset(meta.find_undeclared_variables(self.parse(source)))
+        except _BREAKS as error:
+            raise BrokenTemplateError(str(error) or type(error).__name__) from error
 
     @contextmanager
     def bounded(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import secrets
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -73,12 +74,7 @@ class SharedArena:
         remove_stale_arenas()
         token = secrets.token_hex(16)
         name = ArenaName(f"{_PREFIX}{token}-in", f"{_PREFIX}{token}-out")
-        layouts = (arena.InboundLayout(sizes), arena.OutboundLayout(sizes))
-        descriptors = (
-            _create(name.inbound, layouts[0].total_bytes),
-            _create(name.outbound, layouts[1].total_bytes),
-        )
-        made = cls(name, sizes, descriptors)
+        made = cls(name, sizes, _create_both(name, sizes))
         made._write_header(limits)
         return made
 
@@ -147,8 +143,30 @@ def remove_stale_arenas() -> None:
             os.close(descriptor)
 
 
-def _create(name: str, size: int) -> int:
-    descriptor = os.open(SHM_FOLDER / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def arena_bytes(sizes: arena.Sizes) -> int:
+    """What an arena takes in /dev/shm."""
+    return arena.InboundLayout(sizes).total_bytes + arena.OutboundLayout(sizes).total_bytes
+
+
+def free_room() -> int:
+    """Bytes that /dev/shm has left."""
+    found = os.statvfs(SHM_FOLDER)
+    return found.f_bavail * found.f_frsize
+
+
+def _create_both(name: ArenaName, sizes: arena.Sizes) -> tuple[int, int]:
+    with ExitStack() as undo:
+        inbound = _create(name.inbound, arena.InboundLayout(sizes).total_bytes, undo)
+        outbound = _create(name.outbound, arena.OutboundLayout(sizes).total_bytes, undo)
+        undo.pop_all()
+        return inbound, outbound
+
+
+def _create(name: str, size: int, undo: ExitStack) -> int:
+    path = SHM_FOLDER / name
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    undo.callback(os.close, descriptor)
+    undo.callback(path.unlink)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     os.posix_fallocate(descriptor, 0, size)
     return descriptor

@@ -7,10 +7,13 @@ from pathlib import Path
 
 from blink_proto.tokenizer.files import BundleError, TokenizerFiles, read_folder
 from gpu_runtime.config import ConfigError, ModelLimits, RuntimeConfig, longest_sequence, scheduler_config, window_of
-from gpu_runtime.control.errors import BadRequestError
+from gpu_runtime.control.errors import BadRequestError, ExhaustedError, NotReadyError
 from gpu_runtime.control.memory import fit_memory
 from gpu_runtime.model.config import ModelConfig
 from gpu_runtime.model.source import ModelFolder
+from gpu_runtime.registration.base import RegistrationError
+from gpu_runtime.registration.choose import RdmaChoice, check_transport
+from gpu_runtime.shared_arena import SHM_FOLDER, arena_bytes, free_room
 
 _MOST_GROUPED = 32
 """Query heads that decode attention packs for a key/value head."""
@@ -71,6 +74,24 @@ def check_tokenizer(folder: Path, vocab_size: int) -> None:
     largest = files.largest_text_token
     if largest >= vocab_size:
         raise BadRequestError(f"{folder}: its tokenizer has a token {largest}, the model only {vocab_size} tokens")
+
+
+def check_ways_in(config: RuntimeConfig) -> None:
+    """Whether another arena, and ways into it, could be had now: a port that is down must not cost a model that serves.
+
+    Raises:
+        NotReadyError: an RDMA device cannot be opened.
+        ExhaustedError: /dev/shm has no room.
+    """
+    rdma = RdmaChoice(config.rdma_device, config.rdma_address, config.verbs_binding)
+    try:
+        for transport in config.transports:
+            check_transport(transport, rdma)
+    except RegistrationError as error:
+        raise NotReadyError(str(error)) from error
+    needed, free = arena_bytes(config.arena_sizes()), free_room()
+    if needed > free:
+        raise ExhaustedError(f"{SHM_FOLDER} has {free >> 20} MiB left, and an arena takes {-(-needed >> 20)} MiB")
 
 
 def _check_kernels(device: str, model: ModelConfig) -> None:

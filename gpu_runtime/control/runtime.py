@@ -10,9 +10,9 @@ from blink_proto.control_pb2 import Phase
 from gpu_runtime.chain.process import ChainError, Progress
 from gpu_runtime.config import RuntimeConfig
 from gpu_runtime.control.chain_life import ChainLife
-from gpu_runtime.control.errors import BadRequestError, NoSuchModelError, NotReadyError
+from gpu_runtime.control.errors import BadRequestError, ExhaustedError, NoSuchModelError, NotReadyError
 from gpu_runtime.control.memory import DeviceUse
-from gpu_runtime.control.prepare import Prepared, check_tokenizer, prepare
+from gpu_runtime.control.prepare import Prepared, check_tokenizer, check_ways_in, prepare
 from gpu_runtime.control.watch import Watch
 from gpu_runtime.model.errors import ModelError
 from gpu_runtime.model.source import ModelFolder, resolve_model
@@ -66,7 +66,7 @@ class Runtime:
                 sequences get so many seconds. None: it is in the way.
 
         Raises:
-            NotReadyError: another model is loaded, or a change is under way.
+            NotReadyError: another model is loaded, a change is under way, or an RDMA device cannot be opened.
             BadRequestError: the model is unsupported or broken.
             ExhaustedError: too little memory.
             ChainError: the chain ended during its start; nothing is loaded then.
@@ -94,7 +94,7 @@ class Runtime:
         self.watch.set(Phase.PHASE_LOADING, self._epoch, name)
         self._memory.before_start()
         try:
-            self._life = await ChainLife.begin(prepared, self._epoch, progress)
+            self._life = await self._start_chain(prepared, progress)
         except BaseException as error:
             self.watch.set(Phase.PHASE_IDLE, self._epoch, detail=f"{name}: {error}")
             raise
@@ -102,6 +102,12 @@ class Runtime:
         self._end_watcher = asyncio.create_task(self._watch_chain(self._life))
         self.watch.set(Phase.PHASE_SERVING, self._epoch, name, life=self._life.number)
         return self._life.model
+
+    async def _start_chain(self, prepared: Prepared, progress: Progress) -> ChainLife:
+        try:
+            return await ChainLife.begin(prepared, self._epoch, progress)
+        except OSError as error:  # no room for the arena, no more processes or descriptors
+            raise ExhaustedError(f"no chain can be started: {error}") from error
 
     async def unload(self, name: str, grace_seconds: float) -> None:
         """Drains the chain and frees the model.
@@ -179,6 +185,7 @@ class Runtime:
         self.failed.set()
 
     def _prepare(self, folder: ModelFolder, name: str) -> Prepared:
+        check_ways_in(self.config)
         check_tokenizer(folder.path, folder.config.vocab_size)
         replaced = None if self._life is None else self._life.chain.pid
         return prepare(self.config, folder, name, self._memory.available(replaced))

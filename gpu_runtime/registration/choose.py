@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from blink_proto.doca.settings import DocaSettings
 from blink_proto.rdma.binding import AUTO, BINDINGS
 from gpu_runtime.registration.base import Registrar, RegistrationError
 from gpu_runtime.registration.parts import ArenaMemory
@@ -30,6 +31,27 @@ class RdmaChoice:
         return BINDINGS if self.binding == AUTO else (self.binding,)
 
 
+def check_transport(transport: str, rdma: RdmaChoice) -> None:
+    """Opens a transport's device and closes it again.
+
+    Raises:
+        RegistrationError: this machine does not have what it needs, now.
+    """
+    if transport == "verbs":
+        from gpu_runtime.registration.verbs import open_adapter
+
+        open_adapter(rdma).close()
+    if transport == "doca":
+        from gpu_runtime.registration.doca import open_once
+
+        open_once(doca_settings(rdma))
+
+
+def doca_settings(rdma: RdmaChoice) -> DocaSettings:
+    """The same choice as that binding wants it."""
+    return DocaSettings(rdma.device, rdma.address)
+
+
 def make_registrar(transport: str, shared: SharedArena, memory: ArenaMemory, rdma: RdmaChoice) -> Registrar:
     """A registrar for an arena.
 
@@ -47,8 +69,7 @@ def make_registrar(transport: str, shared: SharedArena, memory: ArenaMemory, rdm
 
         return VerbsRegistrar(memory, shared.sizes, rdma)
     if transport == "doca":
-        from blink_proto.doca.settings import DocaSettings
         from gpu_runtime.registration.doca import DocaRegistrar
 
-        return DocaRegistrar(memory, shared.sizes, DocaSettings(rdma.device, rdma.address))
+        return DocaRegistrar(memory, shared.sizes, doca_settings(rdma))
     raise RegistrationError(f"this runtime has no transport named {transport!r}")

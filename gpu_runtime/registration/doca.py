@@ -70,8 +70,7 @@ class DocaRegistrar:
         self._memory = memory
         self._sizes = sizes
         self._settings = settings
-        self._library = _or_refuse(lambda: load_doca(settings.libraries))
-        _or_refuse(lambda: Device(self._library, settings)).close()  # better known now than with a front end
+        self._library = open_once(settings)  # better known now than with a front end
 
     def register(self, offer: bytes, channels: tuple[int, ...]) -> DocaRegistration:
         """Exports the channels' memory and connects to the front end."""
@@ -147,6 +146,17 @@ class DocaRegistration:
 
     def __repr__(self) -> str:
         return "DocaRegistration(redacted)"
+
+
+def open_once(settings: DocaSettings) -> DocaLibrary:
+    """The library, with which the device could be opened.
+
+    Raises:
+        RegistrationError: DOCA is not installed, or the device cannot be used.
+    """
+    library = _or_refuse(lambda: load_doca(settings.libraries))
+    _or_refuse(lambda: Device(library, settings)).close()
+    return library
 
 
 Made = TypeVar("Made")

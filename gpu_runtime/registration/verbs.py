@@ -11,7 +11,7 @@ import logging
 import time
 
 from blink_proto import arena
-from blink_proto.rdma.binding import RdmaError, open_device
+from blink_proto.rdma.binding import Device, RdmaError, open_device
 from blink_proto.rdma.wire import Answer, Endpoint, WireError
 from gpu_runtime.registration.base import RegistrationError
 from gpu_runtime.registration.choose import RdmaChoice
@@ -56,10 +56,7 @@ class VerbsRegistrar:
 
     def __init__(self, memory: ArenaMemory, sizes: arena.Sizes, rdma: RdmaChoice) -> None:
         self._memory, self._sizes = memory, sizes
-        try:
-            self._device = open_device(rdma.device, rdma.address, rdma.bindings)
-        except RdmaError as error:
-            raise RegistrationError(str(error)) from error
+        self._device = open_adapter(rdma)
         self._grants: list[Grant] = []
         self._grounds: dict[tuple[int, ...], Ground] = {}
         self._has_windows = not self._device.no_windows
@@ -138,6 +135,18 @@ class VerbsRegistrar:
             log.error("the RDMA device %s stays open: memory is registered with it", self._device.name)
             return
         self._device.close()
+
+
+def open_adapter(rdma: RdmaChoice) -> Device:
+    """The device.
+
+    Raises:
+        RegistrationError: there is none, nothing to reach it by, or its port is down.
+    """
+    try:
+        return open_device(rdma.device, rdma.address, rdma.bindings)
+    except RdmaError as error:
+        raise RegistrationError(str(error)) from error
 
 
 def inbound_parts(sizes: arena.Sizes, channels: tuple[int, ...]) -> list[Part]:

@@ -97,8 +97,8 @@ class ControlServicer:
 
     def LoadModel(self, request, context):
         """Loads a model and starts the chain. The stream reports progress; its last message has `done` set.
-        FAILED_PRECONDITION: another model is loaded. INVALID_ARGUMENT: unsupported or broken model.
-        RESOURCE_EXHAUSTED: too little memory. Loading what is loaded already succeeds at once, and the same request while
+        FAILED_PRECONDITION: another model is loaded, or an RDMA device cannot be opened.
+        INVALID_ARGUMENT: unsupported or broken model. RESOURCE_EXHAUSTED: too little memory. Loading what is loaded already succeeds at once, and the same request while
         that load is under way joins it. A load goes on when its caller goes away.
         With `replace` another model is no obstacle. The new one is resolved and checked first, against the memory
         that will be free by then, and what is wrong with it is refused while the old one serves on. Then the old one

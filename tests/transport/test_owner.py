@@ -177,8 +177,8 @@ def test_an_owner_that_is_stopped_holds_nobody_up(
     lender: Lender, places: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heap, _ = places
-    monkeypatch.setattr(peermem, "ANSWER_SECONDS", 0.3)
     transport, registration = lender.enter()
+    monkeypatch.setattr(peermem, "ANSWER_SECONDS", 0.3)
     os.kill(lender.process.pid, signal.SIGSTOP)
     try:
         registration.revoke()

@@ -14,6 +14,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -263,9 +264,14 @@ def test_an_owner_that_gave_back_before_it_was_gone(pair: Pair) -> None:
     region.close()
 
 
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peermem, "ANSWER_SECONDS", 0.05)
+@contextmanager
+def nobody_answers(to_begin: float = 60) -> Iterator[None]:
+    """What is asked here is not waited for long, and in vain."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(peermem, "ANSWER_SECONDS", 0.05)
+        patched.setattr(peermem, "_TO_BEGIN_SECONDS", to_begin)
+        with pytest.raises(RdmaError, match="does not answer"):
+            yield
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -283,26 +289,26 @@ def answered(pair: Pair) -> None:
 def _peek(connection: socket.socket) -> bytes:
     try:
         return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
+    except (BlockingIOError, TimeoutError):
         return b""
 
 
-def test_an_owner_that_is_silent_is_not_waited_for_twice(pair: Pair, hasty: None) -> None:
+def test_an_owner_that_is_silent_is_not_waited_for_twice(pair: Pair) -> None:
     began = time.monotonic()
     for _ in range(20):
-        with pytest.raises(RdmaError, match="does not answer"):
+        with nobody_answers():
             pair.region(PART)
-    assert 0.05 <= time.monotonic() - began < 0.5
+    assert 0.05 <= time.monotonic() - began < 0.8, "once, not twenty times"
     pair.start()
     answered(pair)
     pair.region(PART)
     assert len(pair.device.registered) == 1
 
 
-def test_a_region_that_came_too_late_is_given_back(pair: Pair, hasty: None) -> None:
+def test_a_region_that_came_too_late_is_given_back(pair: Pair) -> None:
     pair.owner.answer(raw(kind=1), [os.dup(pair.file)])
     pair.asker._keep(pair.device, pair.file)
-    with pytest.raises(RdmaError, match="does not answer"):
+    with nobody_answers():
         pair.region(PART)
     pair.start()
     answered(pair)
@@ -313,22 +319,21 @@ def test_a_region_that_came_too_late_is_given_back(pair: Pair, hasty: None) -> N
     assert (pair.device.registered, pair.device.ever) == ({}, 2)
 
 
-def test_what_nobody_waits_for_any_more_is_not_done(pair: Pair, hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peermem, "_TO_BEGIN_SECONDS", 0.02)
+def test_what_nobody_waits_for_any_more_is_not_done(pair: Pair) -> None:
     pair.owner.answer(raw(kind=1), [os.dup(pair.file)])
     pair.asker._keep(pair.device, pair.file)
-    with pytest.raises(RdmaError, match="does not answer"):
+    with nobody_answers(0.02):
         pair.region(PART)
     pair.start()
     answered(pair)
     assert pair.device.ever == 0
 
 
-def test_a_region_that_was_given_back_late_is_not_given_back_again(pair: Pair, hasty: None) -> None:
+def test_a_region_that_was_given_back_late_is_not_given_back_again(pair: Pair) -> None:
     pair.owner.answer(raw(kind=1), [os.dup(pair.file)])
     pair.asker._keep(pair.device, pair.file)
     region = OwnedRegion(pair.asker, pair.owner.answer(raw(), []), 0)
-    with pytest.raises(RdmaError, match="does not answer"):
+    with nobody_answers():
         region.close()
     pair.start()
     answered(pair)
@@ -337,7 +342,7 @@ def test_a_region_that_was_given_back_late_is_not_given_back_again(pair: Pair, h
     assert not region.open
 
 
-def test_an_answer_that_nobody_asked_for_is_no_answer(pair: Pair, hasty: None) -> None:
+def test_an_answer_that_nobody_asked_for_is_no_answer(pair: Pair) -> None:
     pair.owner._connection.send(Answer(Outcome.DONE, 77, 1, 2, 3).to_bytes())
     with pytest.raises(RdmaError, match="what was not asked"):
         pair.region(PART)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from blink_proto.rdma.choice import RdmaChoice
+
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Handed from the supervisor to each worker. Times in seconds."""
@@ -45,6 +47,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tls_client_ca: str = ""
     """PEM certificates; a client must have one that these have signed. Empty: no client certificates."""
     tls_min_version: str = "1.2"
+
+    @property
+    def rdma(self) -> RdmaChoice:
+        """The RDMA device."""
+        return RdmaChoice(self.rdma_device, self.rdma_address, self.verbs_binding)
 
 
 class ModelInfo(msgspec.Struct, frozen=True):

@@ -12,7 +12,10 @@ from pathlib import Path
 import msgspec
 import typer
 
+from blink_proto.adapters import try_adapters
 from blink_proto.dial import Dial, DialError
+from blink_proto.links import LinkError
+from blink_proto.rdma.choice import RdmaChoice
 from blink_proto.secret import forbid_core_dumps
 from dpu_service import logs
 from dpu_service.config import WorkerConfig
@@ -142,6 +145,17 @@ def bind(https: str, http: str) -> list[Listening]:
     return bound
 
 
+def require_adapters(runtimes: Runtimes) -> None:
+    """Ends the program, with status 2 and one line, where this machine does not have what the transport needs."""
+    try:
+        try_adapters(
+            [runtimes.transport], RdmaChoice(runtimes.rdma_device, runtimes.rdma_address, runtimes.verbs_binding)
+        )
+    except LinkError as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(2) from error
+
+
 def announce(listening: list[Listening], ready_fd: int) -> None:
     """Tells the starter, in one line, that requests are taken: `ready https://… http://…`."""
     line = " ".join(["ready", *(one.url for one in listening)]) + "\n"
@@ -164,6 +178,7 @@ def run(context: typer.Context, options: Options) -> None:
     forbid_core_dumps()
     os.environ["BLINK_LOG_LEVEL"] = life.log_level
     logs.set_up("supervisor", life.log_level)
+    require_adapters(options.runtimes)
     config = worker_config(options)
     if not HAS_HTTP2:
         log.warning("the package h2 is not installed: HTTP/1.1 only")

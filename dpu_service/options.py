@@ -14,10 +14,10 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from typer import Option
 
+from blink_proto.links import TRANSPORTS, LinkError, check_link
 from blink_proto.rdma.binding import AUTO as ANY_BINDING
 from blink_proto.rdma.binding import BINDING_CHOICES
 from dpu_service.text.tools.formats import AUTO, CHOICES
-from dpu_service.transport.choose import TRANSPORTS
 
 OFF = "off"
 DEFAULT_RUNTIME = "127.0.0.1:50051"
@@ -42,7 +42,7 @@ class Runtimes:
     transport: Annotated[str, Option(help=f"How to reach the arenas: {', '.join(TRANSPORTS)}.")] = "shm"
     rdma_device: Annotated[str, Option(help="RDMA device; default: the one with --rdma-address.")] = ""
     rdma_address: Annotated[
-        str, Option(help="Its IP address; so you declare that network private: payload crosses it as plaintext.")
+        str, Option(help="Its IP address, not a public one: so you declare that network private; payload is plaintext.")
     ] = ""
     verbs_binding: Annotated[str, Option(help=f"Package for --transport verbs: {', '.join(BINDING_CHOICES)}.")] = (
         ANY_BINDING
@@ -118,10 +118,10 @@ class Options:
         runtimes, life = self.runtimes, self.life
         if life.log_level not in LOG_LEVELS:
             raise typer.BadParameter("--log-level must be debug, info, warning or error")
-        if runtimes.transport not in TRANSPORTS:
-            raise typer.BadParameter(f"--transport must be one of: {', '.join(TRANSPORTS)}")
-        if runtimes.transport != "shm" and not runtimes.rdma_address:
-            raise typer.BadParameter("RDMA needs --rdma-address: naming it declares that interface's network private")
+        try:
+            check_link([runtimes.transport], runtimes.rdma_address)
+        except LinkError as error:
+            raise typer.BadParameter(str(error)) from error
         if runtimes.verbs_binding not in BINDING_CHOICES:
             raise typer.BadParameter(f"--verbs-binding must be one of: {', '.join(BINDING_CHOICES)}")
         if life.tool_parser not in CHOICES:

@@ -22,7 +22,7 @@ from dpu_service.text.bundle import TextBundle
 from dpu_service.text.encoder import TextEncoder
 from dpu_service.text.template import ChatTemplateError
 from dpu_service.transport.base import Connector, TransportError
-from dpu_service.transport.choose import RdmaChoice, make_connector
+from dpu_service.transport.choose import make_connector
 from dpu_service.wire import Broken, MakeOffer, Offer, Session
 
 log = logging.getLogger(__name__)
@@ -122,9 +122,7 @@ class RuntimeEnd:
         return Offer(number, self._connector.offer)
 
     def _new_connector(self) -> Connector:
-        config = self._config
-        rdma = RdmaChoice(config.rdma_device, config.rdma_address, config.verbs_binding)
-        return make_connector(config.transport, rdma)
+        return make_connector(self._config.transport, self._config.rdma)
 
     def _drop_connector(self) -> None:
         connector, self._connector = self._connector, None

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blink_proto import arena
+from blink_proto.links import LinkError, check_link, uses_rdma
 from blink_proto.rdma.binding import BINDING_CHOICES
+from blink_proto.rdma.choice import RdmaChoice
 from gpu_runtime.registration import ways
 from gpu_runtime.scheduler import layout
 
@@ -63,7 +65,12 @@ class RuntimeConfig:
     @property
     def uses_rdma(self) -> bool:
         """Front ends may come from other machines."""
-        return bool(set(self.transports) - {"shm"})
+        return uses_rdma(self.transports)
+
+    @property
+    def rdma(self) -> RdmaChoice:
+        """The RDMA device."""
+        return RdmaChoice(self.rdma_device, self.rdma_address, self.verbs_binding)
 
     @property
     def rdma_wish(self) -> ways.Wish:
@@ -107,8 +114,10 @@ def make_config(device: str, **choices: Any) -> RuntimeConfig:
         raise ConfigError(f"dtype {made.dtype!r} is unknown; there are: float32, bfloat16")
     if device == "cpu" and (made.dtype != "float32" or made.random_weights):
         raise ConfigError("the soft GPU computes in float32, with a model's own weights")
-    if made.uses_rdma and not made.rdma_address:
-        raise ConfigError("RDMA needs --rdma-address: naming it declares that interface's network private")
+    try:
+        check_link(made.transports, made.rdma_address)
+    except LinkError as error:
+        raise ConfigError(str(error)) from error
     if made.verbs_binding not in BINDING_CHOICES:
         raise ConfigError(f"--verbs-binding must be one of: {', '.join(BINDING_CHOICES)}")
     _check_gpu_memory(made)

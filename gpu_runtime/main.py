@@ -17,6 +17,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from blink_proto.adapters import try_adapters
+from blink_proto.links import TRANSPORTS, LinkError
 from blink_proto.rdma.binding import AUTO, BINDING_CHOICES
 from blink_proto.secret import forbid_core_dumps
 from gpu_runtime import logs
@@ -27,7 +29,6 @@ from gpu_runtime.control.errors import ControlError
 from gpu_runtime.control.runtime import Runtime
 from gpu_runtime.control.server import AddressError, Listen, start_server, wait_for_end
 from gpu_runtime.control.tls import TlsFiles
-from gpu_runtime.registration.choose import TRANSPORTS
 from gpu_runtime.registration.ways import CHOICES as GPU_MEMORY_CHOICES
 
 console = Console(stderr=True)
@@ -117,7 +118,9 @@ def run(
     rdma_device: Annotated[str, typer.Option(help="RDMA device; default: the one with --rdma-address.")] = "",
     rdma_address: Annotated[
         str,
-        typer.Option(help="Its IP address; so you declare that network private: payload crosses it as plaintext."),
+        typer.Option(
+            help="Its IP address, not a public one: so you declare that network private; payload is plaintext."
+        ),
     ] = "",
     verbs_binding: Annotated[
         str, typer.Option(help=f"Package for --transport verbs: {', '.join(BINDING_CHOICES)}.")
@@ -154,8 +157,9 @@ def run(
             gpu_memory=gpu_memory,
         )
         require_device(device, config.rdma_wish if config.uses_rdma else None)
+        try_adapters(config.transports, config.rdma)
         raise SystemExit(asyncio.run(serve(config, where, model, name, grace, ready_fd)))
-    except ConfigError as error:
+    except (ConfigError, LinkError) as error:
         say_error(error)
         raise SystemExit(2) from error
     except (ControlError, ChainError, AddressError) as error:

@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from blink_proto.rdma.binding import AUTO, BINDINGS
+from blink_proto.rdma.choice import RdmaChoice
 from dpu_service.transport.base import Connector, TransportError
 
-TRANSPORTS = ("shm", "verbs", "doca")
 WITHOUT_OFFER = ("shm",)
 """Transports for which the runtime needs to know nothing of the front end: their sessions outlive a worker."""
-
-
-@dataclass(frozen=True)
-class RdmaChoice:
-    """Which RDMA device: by name, or if that is empty the one with the address. RoCE goes by the address.
-
-    `binding`: the package that verbs are called by, or auto.
-    """
-
-    device: str = ""
-    address: str = ""
-    binding: str = AUTO
-
-    @property
-    def bindings(self) -> tuple[str, ...]:
-        """Those to be tried, in this order."""
-        return BINDINGS if self.binding == AUTO else (self.binding,)
 
 
 def make_connector(transport: str, rdma: RdmaChoice) -> Connector:

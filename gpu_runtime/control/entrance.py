@@ -13,7 +13,7 @@ from gpu_runtime.control.errors import BadRequestError, NotReadyError
 from gpu_runtime.control.sessions import Sessions
 from gpu_runtime.mailbox import Mailbox
 from gpu_runtime.registration.base import Registrar, Registration, RegistrationError
-from gpu_runtime.registration.choose import RdmaChoice, make_registrar
+from gpu_runtime.registration.choose import make_registrar
 from gpu_runtime.registration.memory import HostMemory, LentMemory
 from gpu_runtime.shared_arena import SharedArena
 
@@ -44,11 +44,10 @@ class Entrance:
 
     def _make_registrars(self, undo: ExitStack) -> dict[str, Registrar]:
         config, made = self._config, {}
-        rdma = RdmaChoice(config.rdma_device, config.rdma_address, config.verbs_binding)
         memory = HostMemory(self._arena) if self._memory is None else self._memory
         try:
             for name in config.transports:
-                made[name] = make_registrar(name, self._arena, memory, rdma)
+                made[name] = make_registrar(name, self._arena, memory, config.rdma)
                 undo.callback(made[name].close)
         except RegistrationError as error:
             raise BadRequestError(str(error)) from error

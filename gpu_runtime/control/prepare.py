@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from blink_proto.adapters import try_adapters
+from blink_proto.links import LinkError
 from blink_proto.tokenizer.files import BundleError, TokenizerFiles, read_folder
 from gpu_runtime.config import ConfigError, ModelLimits, RuntimeConfig, longest_sequence, scheduler_config, window_of
 from gpu_runtime.control.errors import BadRequestError, ExhaustedError, NotReadyError
 from gpu_runtime.control.memory import fit_memory
 from gpu_runtime.model.config import ModelConfig
 from gpu_runtime.model.source import ModelFolder
-from gpu_runtime.registration.base import RegistrationError
-from gpu_runtime.registration.choose import RdmaChoice, check_transport
 from gpu_runtime.shared_arena import SHM_FOLDER, arena_bytes, free_room
 
 _MOST_GROUPED = 32
@@ -83,11 +83,9 @@ def check_ways_in(config: RuntimeConfig) -> None:
         NotReadyError: an RDMA device cannot be opened.
         ExhaustedError: /dev/shm has no room.
     """
-    rdma = RdmaChoice(config.rdma_device, config.rdma_address, config.verbs_binding)
     try:
-        for transport in config.transports:
-            check_transport(transport, rdma)
-    except RegistrationError as error:
+        try_adapters(config.transports, config.rdma)
+    except LinkError as error:
         raise NotReadyError(str(error)) from error
     needed, free = arena_bytes(config.arena_sizes()), free_room()
     if needed > free:

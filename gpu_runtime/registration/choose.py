@@ -2,49 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from blink_proto.doca.settings import DocaSettings
-from blink_proto.rdma.binding import AUTO, BINDINGS
+from blink_proto.rdma.choice import RdmaChoice
 from gpu_runtime.registration.base import Registrar, RegistrationError
 from gpu_runtime.registration.parts import ArenaMemory
 from gpu_runtime.registration.shm import ShmRegistrar
 from gpu_runtime.shared_arena import SharedArena
-
-TRANSPORTS = ("shm", "verbs", "doca")
-
-
-@dataclass(frozen=True)
-class RdmaChoice:
-    """Which RDMA device: by name, or if that is empty the one with the address. RoCE goes by the address.
-
-    `binding`: the package that verbs are called by, or auto.
-    """
-
-    device: str
-    address: str
-    binding: str = AUTO
-
-    @property
-    def bindings(self) -> tuple[str, ...]:
-        """Those to be tried, in this order."""
-        return BINDINGS if self.binding == AUTO else (self.binding,)
-
-
-def check_transport(transport: str, rdma: RdmaChoice) -> None:
-    """Opens a transport's device and closes it again.
-
-    Raises:
-        RegistrationError: this machine does not have what it needs, now.
-    """
-    if transport == "verbs":
-        from gpu_runtime.registration.verbs import open_adapter
-
-        open_adapter(rdma).close()
-    if transport == "doca":
-        from gpu_runtime.registration.doca import open_once
-
-        open_once(doca_settings(rdma))
 
 
 def doca_settings(rdma: RdmaChoice) -> DocaSettings:

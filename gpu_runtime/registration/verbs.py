@@ -12,9 +12,9 @@ import time
 
 from blink_proto import arena
 from blink_proto.rdma.binding import Device, RdmaError, open_device
+from blink_proto.rdma.choice import RdmaChoice
 from blink_proto.rdma.wire import Answer, Endpoint, WireError
 from gpu_runtime.registration.base import RegistrationError
-from gpu_runtime.registration.choose import RdmaChoice
 from gpu_runtime.registration.grants import READABLE, WRITABLE, Grant, Ground, RegionGrant, Wanted, WindowGrant
 from gpu_runtime.registration.parts import ArenaMemory, Part
 

@@ -21,13 +21,15 @@ import numpy as np
 
 from blink_proto import arena
 from blink_proto.arena import Finish
+from blink_proto.links import TRANSPORTS
 from blink_proto.rdma.binding import AUTO, BINDING_CHOICES
+from blink_proto.rdma.choice import RdmaChoice
 from dpu_service.channel.client import ChannelClient
 from dpu_service.channel.geometry import Geometry
 from dpu_service.channel.prompt import SharedPrompt
 from dpu_service.channel.rings import Sampling
 from dpu_service.sequences.pump import Pump
-from dpu_service.transport.choose import TRANSPORTS, RdmaChoice, make_connector
+from dpu_service.transport.choose import make_connector
 from tests.bench.transport_device import CONFIG, VOCABULARY, WINDOW
 
 PATIENCE = 60.0

@@ -15,9 +15,10 @@ from dataclasses import asdict
 
 import numpy as np
 
+from blink_proto.rdma.choice import RdmaChoice
 from gpu_runtime.chain.child import sleep_exactly
 from gpu_runtime.config import ModelLimits, RuntimeConfig, scheduler_config
-from gpu_runtime.registration.choose import RdmaChoice, make_registrar
+from gpu_runtime.registration.choose import make_registrar
 from gpu_runtime.registration.memory import HostMemory
 from gpu_runtime.scheduler.host import HostScheduler
 from gpu_runtime.shared_arena import ArenaLimits, SharedArena

@@ -16,8 +16,9 @@ import numpy as np
 
 from blink_proto.doca.settings import DocaSettings
 from blink_proto.rdma.binding import OPENERS, RdmaError, open_device
+from blink_proto.rdma.choice import RdmaChoice
 from dpu_service.transport.base import Connector
-from dpu_service.transport.choose import RdmaChoice, make_connector
+from dpu_service.transport.choose import make_connector
 from gpu_runtime.registration.base import Registrar
 from gpu_runtime.registration.parts import Part
 from gpu_runtime.registration.shm import ShmRegistrar
@@ -73,10 +74,9 @@ def _verbs(name: str, binding: str, address: str = RDMA_ADDRESS, apart: bool = T
     """The verbs transport with both ends by one package."""
 
     def registrar(device: ReplayDevice) -> Registrar:
-        from gpu_runtime.registration.choose import RdmaChoice as Choice
         from gpu_runtime.registration.verbs import VerbsRegistrar
 
-        return VerbsRegistrar(DeviceMemory(device), device.sizes, Choice("", address, binding))
+        return VerbsRegistrar(DeviceMemory(device), device.sizes, choice)
 
     choice = RdmaChoice("", address, binding)
 

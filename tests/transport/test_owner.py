@@ -15,11 +15,11 @@ import pytest
 
 from blink_proto import arena
 from blink_proto.rdma.binding import Access, RdmaError, Shared, open_device
+from blink_proto.rdma.choice import RdmaChoice
 from blink_proto.rdma.wire import Answer
 from dpu_service.transport.base import Range, Transport, TransportError
 from gpu_runtime.registration import peermem
 from gpu_runtime.registration.base import Registration, RegistrationError
-from gpu_runtime.registration.choose import RdmaChoice
 from gpu_runtime.registration.grants import READABLE, WRITABLE
 from gpu_runtime.registration.memory import LentMemory
 from gpu_runtime.registration.parts import Part

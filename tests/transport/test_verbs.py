@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from blink_proto.rdma.binding import Access, RdmaError, open_device
+from blink_proto.rdma.choice import RdmaChoice
 from blink_proto.rdma.gids import gid_of
 from blink_proto.rdma.wire import Answer, Endpoint
 from dpu_service.transport.base import TransportError
 from gpu_runtime.registration.base import RegistrationError
-from gpu_runtime.registration.choose import RdmaChoice
 from gpu_runtime.registration.parts import Part
 from gpu_runtime.registration.verbs import VerbsRegistrar
 from tests.transport.kinds import RDMA_ADDRESS, DeviceMemory, Kind

@@ -66,6 +66,8 @@ def test_what_is_left_open_follows_the_device() -> None:
 def test_rdma_wants_an_interface_that_is_declared_private() -> None:
     with pytest.raises(ConfigError, match="--rdma-address"):
         make_config("cpu", transports=("shm", "verbs"))
+    with pytest.raises(ConfigError, match="knows no 'pigeon', ''; there are: shm, verbs, doca"):
+        make_config("cpu", transports=("shm", "pigeon", ""), rdma_address="10.9.0.1")
     assert make_config("cpu", transports=("verbs",), rdma_address="10.9.0.1").transports == ("verbs",)
     made = make_config("cuda", transports=("shm", "doca"), rdma_address="10.9.0.1")
     assert (made.uses_rdma, made.serves_local) == (True, True)

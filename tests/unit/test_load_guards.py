@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from blink_proto import arena
+from blink_proto import adapters, arena
 from blink_proto.control_pb2 import Phase
 from blink_proto.rdma.binding import RdmaError
 from gpu_runtime import shared_arena
@@ -51,7 +51,8 @@ class Port:
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[Port]:
     made = Port()
-    monkeypatch.setattr(verbs, "open_device", made)
+    for module in (verbs, adapters):
+        monkeypatch.setattr(module, "open_device", made)
     yield made
     assert made.open == 0
 

@@ -12,8 +12,7 @@ import pytest
 
 from blink_proto.rdma import binding
 from blink_proto.rdma.binding import BindingMissingError, RdmaError, open_device
-from dpu_service.transport.choose import RdmaChoice as FrontChoice
-from gpu_runtime.registration.choose import RdmaChoice
+from blink_proto.rdma.choice import RdmaChoice
 
 LOAD = """
 import logging, sys
@@ -77,10 +76,9 @@ def test_the_first_package_that_is_there_is_used(monkeypatch: pytest.MonkeyPatch
         open_device("", "10.9.0.1", ("fourth",))
 
 
-@pytest.mark.parametrize("choice", [RdmaChoice, FrontChoice])
-def test_what_auto_means(choice: type[RdmaChoice] | type[FrontChoice]) -> None:
-    assert choice("", "10.9.0.1").bindings == ("pyverbs", "ibverbs")
-    assert choice("", "10.9.0.1", "ibverbs").bindings == ("ibverbs",)
+def test_what_auto_means() -> None:
+    assert RdmaChoice("", "10.9.0.1").bindings == ("pyverbs", "ibverbs")
+    assert RdmaChoice("", "10.9.0.1", "ibverbs").bindings == ("ibverbs",)
 
 
 def test_reordering_that_the_process_asks_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from blink_proto.rdma.binding import RdmaError
-from blink_proto.rdma.gids import address_of, gid_of
+from blink_proto.rdma.gids import address_of, gid_of, index_of, text_of
 from blink_proto.rdma.neighbours import wake_neighbour
 
 
@@ -65,3 +65,16 @@ def test_addresses_and_gids(address: str) -> None:
     packed = socket.inet_pton(family, address)
     assert gid_of(address) == (packed if len(packed) == 16 else bytes(10) + b"\xff\xff" + packed)
     assert address_of(gid_of(address)) == address
+
+
+def test_gids_as_the_kernel_writes_them() -> None:
+    assert text_of(gid_of("10.9.0.1")) == "0000:0000:0000:0000:0000:ffff:0a09:0001"
+    assert text_of(gid_of("fe80::1")) == "fe80:0000:0000:0000:0000:0000:0000:0001"
+
+
+@pytest.mark.parametrize("place", [0, 63, 64, 255])
+def test_the_whole_table_is_looked_at(place: int) -> None:
+    table = [bytes(16)] * 256
+    table[place] = gid_of("10.9.0.1")
+    assert index_of(gid_of("10.9.0.1"), "played0", len(table), table.__getitem__) == place
+    assert index_of(gid_of("10.9.0.2"), "played0", len(table), table.__getitem__) is None

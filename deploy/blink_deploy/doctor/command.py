@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from blink_deploy.doctor.probe import Probe
 from blink_deploy.doctor.report import Finding, Result
 from blink_deploy.doctor.site import Part, Site, Transport, guess_part, usual_transport
 from blink_deploy.output import REFUSED, USAGE, say_error, show
+from blink_proto.links import ip_address_of
 
 AUTO = "auto"
 _STYLES = {Result.OK: "green", Result.WARN: "yellow", Result.FAIL: "bold red", Result.SKIPPED: "dim"}
@@ -43,7 +43,7 @@ def doctor(
         part = guess_part(probe) if role == AUTO else Part(role)
         chosen = usual_transport(part) if transport == AUTO else Transport(transport)
         if rdma_address:
-            ipaddress.ip_address(rdma_address)
+            ip_address_of(rdma_address)
     except ValueError as error:
         say_error(str(error))
         raise typer.Exit(USAGE) from error

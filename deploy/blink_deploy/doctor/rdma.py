@@ -9,7 +9,9 @@ from blink_deploy.doctor.errors import UnknownError
 from blink_deploy.doctor.probe import Files, Probe
 from blink_deploy.doctor.report import Finding, fail, ok, skip, warn, worst
 from blink_deploy.doctor.site import Site, Transport
+from blink_proto.links import ip_address_of, why_not_private
 from blink_proto.rdma.binding import BINDINGS
+from blink_proto.rdma.gids import gid_of, text_of
 
 FOLDER = "/sys/class/infiniband"
 LARGE_MTU = 4200
@@ -112,8 +114,8 @@ def private_link(probe: Probe, site: Site) -> Finding:
     """Whether the interface that is declared private may be: prompts and tokens cross it as plaintext."""
     if not site.address:
         return skip("give --rdma-address: naming it declares that interface private")
-    if ipaddress.ip_address(site.address).is_global:
-        return fail(f"{site.address} is a public address", "payload crosses it as plaintext: take a private network")
+    if reason := why_not_private(ip_address_of(site.address)):
+        return fail(f"{site.address} {reason}", "give --rdma-address one of the interface's own, of a private network")
     name = next((name for name, found in probe.addresses().items() if site.address in found), None)
     if name is None:
         return warn(f"no interface here has {site.address}", "look where the program runs (in its pod or namespace)")
@@ -169,7 +171,7 @@ def doca(probe: Probe, site: Site) -> Finding:
 def ordering(probe: Probe, site: Site) -> Finding:
     """Switches that let writes pass each other, so that a commit word comes before what it commits."""
     if probe.environment.get(REORDERING, "0") not in ("", "0"):
-        return fail(f"{REORDERING} is set", "unset it: the transports refuse to start")
+        return fail(f"{REORDERING} is set", "unset it: both programs refuse to start")
     found = sorted({port.device for port in ports(probe.files) if site.device in ("", port.device)})
     if not found:
         return skip(f"{REORDERING} is not set; no device to look at")
@@ -198,9 +200,7 @@ def _default_routes(files: Files) -> set[str]:
 
 def _gid(text: str) -> str:
     """An IP address as sysfs writes an entry of the table."""
-    parsed = ipaddress.ip_address(text)
-    packed = parsed.packed if parsed.version == 6 else bytes(10) + b"\xff\xff" + parsed.packed
-    return ":".join(packed[at : at + 2].hex() for at in range(0, 16, 2))
+    return text_of(gid_of(text))
 
 
 def _mapped(gid: str) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from blink_proto import arena
 from blink_proto.rdma.binding import Access, Device, Domain, QueuePair, RdmaError, open_device
+from blink_proto.rdma.choice import RdmaChoice
 from blink_proto.rdma.wire import Answer, WireError
 from dpu_service.transport.base import Range, TransportError
-from dpu_service.transport.choose import RdmaChoice
 from dpu_service.transport.verbs.memory import PinnedMemory, Staging
 from dpu_service.transport.verbs.mirror import SLOT_BYTES, SLOTS, Mirror
 from dpu_service.transport.verbs.sender import DEPTH, PIECE_BYTES, Batch, Payload, Sender, word_payload

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 from ctypes import byref, c_uint32, create_string_buffer
 from pathlib import Path
 from typing import Any
 
 from blink_proto.doca.constants import Status
-from blink_proto.doca.errors import DocaUnavailableError
 from blink_proto.doca.library import DocaLibrary
 
 SYSFS = Path("/sys/class/infiniband")
 _GID_BYTES = 16
-
-
-def gid_of(address: str) -> bytes:
-    """The entry that stands for an IP address.
-
-    Raises:
-        DocaUnavailableError: it is no IP address.
-    """
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        raise DocaUnavailableError(f"{address!r} is no IP address") from None
-    return parsed.packed if parsed.version == 6 else bytes(10) + b"\xff\xff" + parsed.packed
 
 
 def gid_index_of(library: DocaLibrary, info: Any, name: str, gid: bytes) -> int | None:

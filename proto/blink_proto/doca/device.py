@@ -5,12 +5,13 @@ from __future__ import annotations
 from ctypes import POINTER, byref, c_uint32, c_void_p, create_string_buffer
 from typing import Any
 
-from blink_proto.doca.addresses import gid_index_of, gid_of
+from blink_proto.doca.addresses import gid_index_of
 from blink_proto.doca.constants import Status
 from blink_proto.doca.errors import DocaUnavailableError
 from blink_proto.doca.library import DocaLibrary
 from blink_proto.doca.settings import DocaSettings
 from blink_proto.rdma.binding import RdmaError, refuse_reordering
+from blink_proto.rdma.gids import gid_of
 
 _NAMES = {
     "doca_devinfo_get_ibdev_name": (64,),
@@ -32,11 +33,11 @@ class Device:
 
     def __init__(self, library: DocaLibrary, settings: DocaSettings) -> None:
         self._library = library
-        _refuse_reordering()
+        gid = _asked_for(settings)
         devices, count = POINTER(c_void_p)(), c_uint32()
         library.call("doca_devinfo_create_list", byref(devices), byref(count))
         try:
-            info, self.gid_index = _choose(library, [devices[i] for i in range(count.value)], settings)
+            info, self.gid_index = _choose(library, [devices[i] for i in range(count.value)], settings, gid)
             self.handle = library.make("doca_dev_open", info)
         finally:
             library.call("doca_devinfo_destroy_list", devices)
@@ -50,15 +51,18 @@ class Device:
         self._library.call("doca_dev_close", self.handle)
 
 
-def _refuse_reordering() -> None:
+def _asked_for(settings: DocaSettings) -> bytes | None:
+    """The entry of an address table that is looked for."""
     try:
         refuse_reordering()
+        return gid_of(settings.address) if settings.address else None
     except RdmaError as error:
         raise DocaUnavailableError(str(error)) from error
 
 
-def _choose(library: DocaLibrary, infos: list[Any], settings: DocaSettings) -> tuple[Any, int | None]:
-    gid = gid_of(settings.address) if settings.address else None
+def _choose(
+    library: DocaLibrary, infos: list[Any], settings: DocaSettings, gid: bytes | None
+) -> tuple[Any, int | None]:
     seen: list[str] = []
     for info in infos:
         names = _names_of(library, info)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from blink_proto.rdma.binding import PORT, RdmaError
 
-_MOST = 64
 _V4_MAPPED = bytes(10) + b"\xff\xff"
 
 
@@ -23,6 +22,11 @@ def gid_of(address: str) -> bytes:
     except ValueError as error:
         raise RdmaError(f"{address!r} is not an IP address") from error
     return parsed.packed if parsed.version == 6 else _V4_MAPPED + parsed.packed
+
+
+def text_of(gid: bytes) -> str:
+    """As the kernel's files have it: eight groups of four hexadecimal digits."""
+    return ":".join(gid[at : at + 2].hex() for at in range(0, len(gid), 2))
 
 
 def address_of(gid: bytes) -> str:
@@ -40,7 +44,7 @@ def index_of(wanted: bytes, device: str, length: int, read: Callable[[int], byte
         length: of the table.
         read: an entry, or None where it cannot be had.
     """
-    for index in range(min(length, _MOST)):
+    for index in range(length):
         if read(index) == wanted and _is_routable(device, index):
             return index
     return None

@@ -344,7 +344,7 @@ def test_a_device_goes_by_its_address(library: DocaLibrary, trace: Trace):
         (DocaSettings("mlx5_0"), "no device called 'mlx5_0'"),
         (DocaSettings(address="10.0.0.1"), "no device with the RoCE v2 address 10.0.0.1"),
         (DocaSettings("mlx5_2", "127.0.0.3"), "no device called 'mlx5_2' and with the RoCE v2 address 127.0.0.3"),
-        (DocaSettings(address="::1; x"), "'::1; x' is no IP address"),
+        (DocaSettings(address="::1; x"), "'::1; x' is not an IP address"),
     ],
 )
 def test_says_which_devices_there_are(wanted: DocaSettings, said: str, library: DocaLibrary):

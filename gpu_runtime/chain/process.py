@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from gpu_runtime.chain.spec import ChainSpec
 from gpu_runtime.mailbox import Mailbox
@@ -106,7 +106,7 @@ class ChainProcess:
         reasons = [line for line in said if line.startswith("device error:")]
         return f"the chain ended with status {status}: {(reasons or said)[-1]}"
 
-    async def stop(self, let_go: Callable[[], None] = lambda: None) -> None:
+    async def stop(self, let_go: Callable[[], Awaitable[None]] | None = None) -> None:
         """Ends the chain at its next step boundary.
 
         Args:
@@ -120,7 +120,8 @@ class ChainProcess:
         if not self.ended and not self.mailbox.halted:
             self._process.kill()
             await self._process.wait()
-        let_go()
+        if let_go is not None:
+            await let_go()
         try:
             await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
         except TimeoutError:

@@ -70,7 +70,7 @@ class ChainLife:
         try:
             chain = await ChainProcess.start(config.device, spec, [wants] if wants >= 0 else [])
         except BaseException:
-            entrance.close()
+            await entrance.close()
             raise
         try:
             await chain.wait_ready(progress)
@@ -123,7 +123,7 @@ class ChainLife:
     async def _sweep(self) -> None:
         while not self.chain.ended:
             await asyncio.sleep(SWEEP_SECONDS)
-            self.sessions.sweep(time.monotonic())
+            await self.entrance.sweep()
 
     @property
     def sessions(self) -> Sessions:
@@ -154,7 +154,7 @@ class ChainLife:
         Raises:
             as Entrance.open
         """
-        granted, registration = await self.entrance.open(front_end, channels, transport, offer, owner)
+        session = await self.entrance.open(front_end, channels, transport, offer, owner)
         sizes = self.arena.sizes
         return control_pb2.OpenSessionResponse(
             layout=control_pb2.ArenaLayout(
@@ -170,8 +170,8 @@ class ChainLife:
             ),
             nonce=self.nonce,
             epoch=self.epoch,
-            channels=granted,
-            transport_blob=registration.answer,
+            channels=session.channels,
+            transport_blob=session.registration.answer,
             model=self.model,
         )
 

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from typing import Any, TypeVar
 
 from gpu_runtime.chain.process import ChainError
 from gpu_runtime.config import RuntimeConfig
 from gpu_runtime.control.direct import DirectChannels
 from gpu_runtime.control.errors import BadRequestError, NotReadyError
-from gpu_runtime.control.sessions import Sessions
+from gpu_runtime.control.sessions import Session, Sessions
 from gpu_runtime.mailbox import Mailbox
 from gpu_runtime.registration.base import Registrar, Registration, RegistrationError
 from gpu_runtime.registration.choose import make_registrar
 from gpu_runtime.registration.memory import HostMemory, LentMemory
 from gpu_runtime.shared_arena import SharedArena
 
+Done = TypeVar("Done")
+
 
 class Entrance:
     """Made before the chain, so that a missing adapter is known early; nobody enters before `open_doors`.
+
+    Devices let front ends in and shut them out in threads of their own, one at a time: that can take seconds.
 
     Raises:
         BadRequestError: a transport cannot be had.
@@ -33,6 +39,7 @@ class Entrance:
             config.lease_timeout_seconds,
         )
         self._one_at_a_time = asyncio.Lock()
+        self._undoing: set[asyncio.Task[None]] = set()
         self._direct: DirectChannels | None = None
         self._open = False
         with ExitStack() as undo:
@@ -80,10 +87,9 @@ class Entrance:
                 self._direct = DirectChannels(mailbox, self._arena, lambda: not self._open)
         self._open = True
 
-    async def open(
-        self, front_end: str, count: int, transport: str, offer: bytes, owner: str
-    ) -> tuple[tuple[int, ...], Registration]:
-        """Channels for a front end, and what it needs to reach them.
+    async def open(self, front_end: str, count: int, transport: str, offer: bytes, owner: str) -> Session:
+        """Channels for a front end, and what it needs to reach them. Should the caller go away meanwhile, what was
+        given is taken back.
 
         Args:
             owner: subject of the caller's certificate.
@@ -103,20 +109,64 @@ class Entrance:
                 await self._direct.assign(channels, direct=transport != "shm")
             self._refuse_when_closed()
             try:
-                return registrar.register(offer, channels)
+                return await asyncio.to_thread(registrar.register, offer, channels)
             except RegistrationError as error:
                 raise BadRequestError(str(error)) from error
 
-        async with self._one_at_a_time:
+        async def let_in() -> Session:
             self._refuse_when_closed()
             return await self.sessions.open(front_end, count, transport, owner, register)
+
+        return await self._alone(let_in(), self.sessions.take_back)
+
+    async def sweep(self) -> None:
+        """See `Sessions.sweep`; to be called about once a second."""
+        if self.sessions.look(time.monotonic()):
+            await self._alone(self._sweep())
+
+    async def _sweep(self) -> None:
+        await self.sessions.sweep(time.monotonic())
+
+    async def _alone(
+        self,
+        work: Coroutine[Any, Any, Done],
+        undo: Callable[[Done], Coroutine[Any, Any, None]] | None = None,
+    ) -> Done:
+        """Does work on the sessions when nobody else does any, and to its end, even if its caller is cancelled.
+
+        Args:
+            undo: for its outcome, should the caller be cancelled once it has begun.
+        """
+        try:
+            await self._one_at_a_time.acquire()
+        except asyncio.CancelledError:
+            work.close()
+            raise
+        job = asyncio.create_task(work)
+        job.add_done_callback(lambda done: self._one_at_a_time.release())
+        try:
+            return await asyncio.shield(job)
+        except asyncio.CancelledError:
+            if undo is not None:
+                job.add_done_callback(lambda done: self._undo_later(done, undo))
+            raise
+
+    def _undo_later(self, done: asyncio.Task[Done], undo: Callable[[Done], Coroutine[Any, Any, None]]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return
+        undoing = asyncio.create_task(self._alone(undo(done.result())))
+        self._undoing.add(undoing)
+        undoing.add_done_callback(self._undoing.discard)
 
     def _refuse_when_closed(self) -> None:
         if not self._open:
             raise NotReadyError("the chain is ending")
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Shuts everybody out, then lets the memory go. May be called again."""
         self._open = False
-        self.sessions.close()
-        self._undo.close()
+        await self._alone(self._close())
+
+    async def _close(self) -> None:
+        await self.sessions.close()
+        await asyncio.to_thread(self._undo.close)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from gpu_runtime.control.errors import BadRequestError, ExhaustedError, TakenError
 from gpu_runtime.registration.base import Registration
+
+log = logging.getLogger(__name__)
 
 REVOKE_SECONDS = 5.0
 """How long a front end that had a lease and lost it keeps what it was given; enough to ask for the next lease."""
@@ -32,15 +36,23 @@ class Session:
     """By the monotonic clock."""
     lived: float | None = None
     """When it was last seen with a lease."""
+    revoked: bool = False
+    """What it was given is void; its channels are kept for it."""
     opened_unix_seconds: int = field(default_factory=lambda: int(time.time()))
 
     def silence(self, now: float) -> float:
         """Seconds without a lease."""
         return now - (self.opened if self.lived is None else self.lived)
 
+    async def revoke(self) -> None:
+        """Takes away what it was given, in a thread: some devices take seconds for it."""
+        if not self.revoked:
+            await asyncio.to_thread(self.registration.revoke)
+            self.revoked = True
+
 
 class Sessions:
-    """Channels by front end.
+    """Channels by front end. What is awaited here changes them: one at a time, and each to its end.
 
     Args:
         total: channels of the arena.
@@ -54,12 +66,9 @@ class Sessions:
         self._patience = SILENT_LEASES * lease_seconds
         self._sessions: dict[str, Session] = {}
 
-    async def open(
-        self, front_end: str, count: int, transport: str, owner: str, register: Register
-    ) -> tuple[tuple[int, ...], Registration]:
+    async def open(self, front_end: str, count: int, transport: str, owner: str, register: Register) -> Session:
         """Channels for a front end: the ones it had, more or fewer when it asks for another number. What it was given
-        before is revoked, and `register` gives it the new channels. One at a time: the next call only when this one has
-        returned.
+        before is revoked, and `register` gives it the new channels.
 
         Raises:
             BadRequestError: no name, or a count of zero.
@@ -71,7 +80,7 @@ class Sessions:
         if count < 1:
             raise BadRequestError("channels must be at least 1")
         now = time.monotonic()
-        self.sweep(now)
+        await self.sweep(now)
         before = self._sessions.get(front_end)
         if before and before.owner != owner and any(map(self._is_live, before.channels)):
             raise TakenError(f"{front_end!r} is the name of a front end with another certificate's subject")
@@ -81,10 +90,16 @@ class Sessions:
             raise ExhaustedError(f"{count} channels asked for, {len(kept) + len(free)} of {self._total} are free")
         channels = kept + tuple(free[: count - len(kept)])
         if before:  # first, so that two workers never reach the same channel
-            before.registration.revoke()
+            await before.revoke()
         registration = await register(channels)
-        self._sessions[front_end] = Session(front_end, transport, channels, owner, registration, now)
-        return channels, registration
+        made = self._sessions[front_end] = Session(front_end, transport, channels, owner, registration, now)
+        return made
+
+    async def take_back(self, session: Session) -> None:
+        """Ends one that its front end has not heard of. Its channels are kept for it while one of them is live."""
+        await session.revoke()
+        if self._sessions.get(session.front_end) is session and not any(map(self._is_live, session.channels)):
+            del self._sessions[session.front_end]
 
     def all(self) -> list[Session]:
         """Every open session, in the order of the first opening."""
@@ -97,24 +112,45 @@ class Sessions:
         taken = {channel for session in self.all() for channel in session.channels}
         return [channel for channel in range(self._total) if channel not in taken and not self._is_live(channel)]
 
-    def sweep(self, now: float) -> None:
-        """Takes from front ends whose leases have ended what they were given; the channels stay theirs to ask for until
-        the session ends too.
-
-        To be called about once a second, with the time of the monotonic clock.
+    def look(self, now: float) -> bool:
+        """Notes who is alive; whether there is something to sweep. To be called about once a second, also while they
+        change, with the time of the monotonic clock.
         """
         for session in self.all():
             if any(map(self._is_live, session.channels)):
                 session.lived = now
+        return any(self._is_over(session, now) or self._is_due(session, now) for session in self.all())
+
+    def _is_over(self, session: Session, now: float) -> bool:
+        return session.silence(now) >= self._patience
+
+    def _is_due(self, session: Session, now: float) -> bool:
+        return not session.revoked and session.lived is not None and session.silence(now) >= REVOKE_SECONDS
+
+    async def sweep(self, now: float) -> None:
+        """Takes from front ends whose leases have ended what they were given; the channels stay theirs to ask for until
+        the session ends too.
+        """
+        self.look(now)
+        for session in self.all():
+            over = self._is_over(session, now)
+            if not over and not self._is_due(session, now):
                 continue
-            silence = session.silence(now)
-            if silence >= self._patience or (session.lived is not None and silence >= REVOKE_SECONDS):
-                session.registration.revoke()
-            if silence >= self._patience:
+            if await _revoked(session) and over:
                 del self._sessions[session.front_end]
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Takes everything away from everybody."""
         for session in self.all():
-            session.registration.revoke()
+            await _revoked(session)
         self._sessions.clear()
+
+
+async def _revoked(session: Session) -> bool:
+    """Whether a session's front end is shut out now. Whatever a device says: the other sessions do not wait for it."""
+    try:
+        await session.revoke()
+    except Exception as error:
+        log.error("what a front end was given could not be taken away yet: %s", error)
+        return False
+    return True

@@ -55,8 +55,10 @@ class World:
         self.sessions = Sessions(4, lambda channel: channel in self.live, 10.0)
 
     def open(self, name: str, count: int, owner: str = "") -> tuple[int, ...]:
-        channels, _ = asyncio.run(self.sessions.open(name, count, "shm", owner, self._register))
-        return channels
+        return asyncio.run(self.sessions.open(name, count, "shm", owner, self._register)).channels
+
+    def sweep(self, now: float) -> None:
+        asyncio.run(self.sessions.sweep(now))
 
     async def _register(self, channels: tuple[int, ...]) -> Given:
         self.given.append(Given())
@@ -84,14 +86,14 @@ def test_a_session_ends_when_its_front_end_is_silent() -> None:
     world.open("never-came", 1)
     now = time.monotonic()
     world.live = {1}
-    world.sessions.sweep(now + 100)  # one live channel is enough
+    world.sweep(now + 100)  # one live channel is enough
     assert [session.front_end for session in world.sessions.all()] == ["dies"]
     assert world.given[1].revoked
     world.live = set()
-    world.sessions.sweep(now + 100 + REVOKE_SECONDS)
+    world.sweep(now + 100 + REVOKE_SECONDS)
     assert world.given[0].revoked, "what it was given goes before its channels do"
     assert world.sessions.free() == [2, 3]
-    world.sessions.sweep(now + 100 + 2 * 10)
+    world.sweep(now + 100 + 2 * 10)
     assert world.sessions.free() == [0, 1, 2, 3]
     world.live = {0}  # it was only stopped, and goes on
     assert world.sessions.free() == [1, 2, 3]

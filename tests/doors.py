@@ -1,0 +1,121 @@
+"""A control plane over an arena without a chain, whose registrar is as slow as it is told to be."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from blink_proto import arena, control_pb2
+from blink_proto.control_pb2_grpc import ControlStub
+from gpu_runtime.config import make_config
+from gpu_runtime.control import entrance
+from gpu_runtime.control.chain_life import ChainLife
+from gpu_runtime.control.entrance import Entrance
+from gpu_runtime.control.runtime import Runtime
+from gpu_runtime.control.server import Listen, start_server
+from gpu_runtime.shared_arena import ArenaLimits, SharedArena
+
+
+@dataclass
+class Keys:
+    """What one front end was given."""
+
+    registrar: SlowRegistrar
+    channels: tuple[int, ...]
+    answer: bytes = b"keys"
+    revoked: bool = False
+
+    def revoke(self) -> None:
+        self.registrar.work(self.registrar.revoking)
+        self.revoked = True
+
+
+@dataclass
+class SlowRegistrar:
+    """Notes what it gives, and that nobody calls it while it works."""
+
+    registering: float = 0.0
+    revoking: float = 0.0
+    given: list[Keys] = field(default_factory=list)
+    closed: bool = False
+    busy: threading.Event = field(default_factory=threading.Event)
+
+    def work(self, seconds: float) -> None:
+        assert not self.busy.is_set(), "one at a time"
+        self.busy.set()
+        time.sleep(seconds)
+        self.busy.clear()
+
+    def register(self, offer: bytes, channels: tuple[int, ...]) -> Keys:
+        self.work(self.registering)
+        self.given.append(Keys(self, channels))
+        return self.given[-1]
+
+    def close(self) -> None:
+        assert not self.busy.is_set()
+        assert all(keys.revoked for keys in self.given)
+        self.closed = True
+
+
+@dataclass
+class Doors:
+    """A runtime that serves, as far as the control plane can tell."""
+
+    life: ChainLife
+    registrar: SlowRegistrar
+    channel: grpc.aio.Channel
+    port: int
+
+    @property
+    def stub(self) -> ControlStub:
+        return ControlStub(self.channel)
+
+    def open(self, name: str, timeout: float = 20.0) -> Any:
+        request = control_pb2.OpenSessionRequest(
+            front_end=name, channels=1, transport="verbs", layout_hash=arena.LAYOUT_HASH
+        )
+        return self.stub.OpenSession(request, timeout=timeout)
+
+    def live(self, channel: int, value: int = 1) -> None:
+        """As the device says that a worker holds its lease, or no longer."""
+        self.life.arena.channel_out(channel)[0]["live"] = value
+
+    async def until_idle(self) -> None:
+        """Nothing more is under way."""
+        async with asyncio.timeout(10):
+            while self.life.entrance._one_at_a_time.locked() or self.life.entrance._undoing:
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def doors(patch: pytest.MonkeyPatch, listen: Listen | None = None) -> AsyncIterator[Doors]:
+    """Four channels; plain text on a free port if nothing else is said."""
+    registrar = SlowRegistrar()
+    patch.setattr(entrance, "make_registrar", lambda *choice: registrar)
+    config = make_config("cpu", channels=4, transports=("verbs",), rdma_address="192.0.2.1", lease_timeout_seconds=2.0)
+    shared = SharedArena.create(config.arena_sizes(), ArenaLimits(1, 1, 100, 100, 100))
+    way_in = Entrance(config, shared)
+    way_in._open = True
+    chain: Any = None
+    life = ChainLife(control_pb2.Model(name="tiny"), Path("/"), shared, chain, way_in, 1, 1)
+    runtime = Runtime(config)
+    runtime._life = life
+    runtime.watch.set(control_pb2.PHASE_SERVING, 1, "tiny", life=life.number)
+    server = await start_server(runtime, listen or Listen("127.0.0.1:0"))
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            yield Doors(life, registrar, channel, server.port)
+    finally:
+        await way_in.close()
+        await server.stop()
+        shared.unlink()
+        assert registrar.closed

@@ -13,6 +13,7 @@ from gpu_runtime.config import RuntimeConfig
 from gpu_runtime.control.direct import DirectChannels
 from gpu_runtime.control.errors import BadRequestError, NotReadyError
 from gpu_runtime.control.sessions import Session, Sessions
+from gpu_runtime.control.successors import Successors
 from gpu_runtime.mailbox import Mailbox
 from gpu_runtime.registration.base import Registrar, Registration, RegistrationError
 from gpu_runtime.registration.choose import make_registrar
@@ -41,6 +42,7 @@ class Entrance:
         self._one_at_a_time = asyncio.Lock()
         self._undoing: set[asyncio.Task[None]] = set()
         self._direct: DirectChannels | None = None
+        self._successors = Successors(shared, lambda: not self._open)
         self._open = False
         with ExitStack() as undo:
             self._memory = LentMemory(shared.sizes) if config.device == "cuda" and config.uses_rdma else None
@@ -105,9 +107,12 @@ class Entrance:
             raise BadRequestError(f"transport {transport!r} is not offered; this runtime has: {has}")
 
         async def register(channels: tuple[int, ...]) -> Registration:
+            await self._successors.wait(channels, (front_end, owner))
             if self._direct is not None:
                 await self._direct.assign(channels, direct=transport != "shm")
             self._refuse_when_closed()
+            if transport != "shm":
+                self._successors.note(channels, (front_end, owner))
             try:
                 return await asyncio.to_thread(registrar.register, offer, channels)
             except RegistrationError as error:

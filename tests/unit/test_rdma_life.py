@@ -235,6 +235,29 @@ def test_a_channel_changes_its_transport_and_back(adapter: Adapter, tiny_folder:
     play(adapter, tiny_folder, scene)
 
 
+@pytest.mark.parametrize("after", ["verbs", "shm"])
+def test_what_a_front_end_left_for_the_next_one_is_not_taken(adapter: Adapter, tiny_folder: Path, after: str) -> None:
+    """It fills its rings for the lease after its own, loses session and keys, and another one gets the channel."""
+
+    async def scene(site: Site) -> None:
+        left, _ = await site.remote("hostile")
+        await check(left)
+        taken = int(left.words()["submit_read"])
+        await asyncio.to_thread(left.leave_for, left.lease + 1)
+        site.life.sessions._sessions.pop("hostile").registration.revoke()
+        site.life.sessions._is_live = lambda channel: False
+        with pytest.raises(RefusedError):
+            left.beat()
+        front = (await site.remote("other"))[0] if after == "verbs" else await site.local("other")
+        assert (front.lease, front.control_offset) == (left.lease, left.control_offset)
+        await check(front)
+        words = front.words()
+        assert [int(words[name]) for name in ("submit_read", "rejected", "protocol_errors")] == [taken + 2, 0, 0]
+        assert front.unknown == 0
+
+    play(adapter, tiny_folder, scene)
+
+
 def test_the_lease_of_a_remote_front_end_that_is_gone_ends(
     adapter: Adapter, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,65 +10,102 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from blink_proto import arena
-from gpu_runtime.scheduler.host import HostScheduler, use_library
+from gpu_runtime.scheduler.host import HostScheduler, Plan, use_library
 from tests.bench.arena_memory import Memory, make_config
 
 STEPS = 900
 WARM_UP = 100
 
 
+class Decoding:
+    """A scheduler with so many sequences on channel 0, all of which decode."""
+
+    def __init__(self, sequences: int) -> None:
+        config = make_config(
+            channels=8,
+            submit_slots=256,
+            cancel_slots=256,
+            log_slots=8192,
+            heap_tokens=1 << 16,
+            vocab_size=50000,
+            max_model_tokens=2048,
+            max_sequences=512,
+            max_running=256,
+            token_budget=2048,
+            block_tokens=16,
+            blocks=256 * 64 + 1,
+            blocks_per_sequence=128,
+            lease_timeout_ns=10**15,
+            prefix_cache=1,
+        )
+        self.memory = Memory(config)
+        self._sequences = sequences
+        self._scheduler = HostScheduler(config, self.memory.inbound, self.memory.outbound)
+        self._now = 0
+        self._submit()
+        plan = self.step([])
+        while len(plan.rows) < sequences:
+            plan = self.step(np.full(len(plan.rows), 5, np.int32))
+        self._sampled = np.full(sequences, 5, np.int32)
+
+    def _submit(self) -> None:
+        self.memory.control[0]["lease"] = 1
+        self.step([])
+        self.memory.heap[0][:] = 7
+        for record in self.memory.submit[0][: self._sequences]:
+            record["prompt_tokens"], record["max_tokens"], record["top_p"] = 16, WARM_UP + STEPS - 10, 1.0
+            record["commit"] = arena.pack_commit_word(1, 1)
+
+    def step(self, sampled: Any) -> Plan:
+        """One step; all of the log is read."""
+        self._now += 1
+        begin = time.perf_counter_ns()
+        plan = self._scheduler.step(sampled, self._now)
+        self._nanoseconds = time.perf_counter_ns() - begin
+        self.memory.control[0]["log_read"] = self.memory.out[0]["log_written"]
+        return plan
+
+    def microseconds(self) -> float | None:
+        """Of a step in which every sequence decodes; None when one has ended."""
+        kernel_time = self._scheduler.kernel_microseconds
+        if len(self.step(self._sampled).rows) != self._sequences:
+            return None
+        return self._nanoseconds / 1e3 if kernel_time is None else kernel_time()
+
+
 def step_times(sequences: int) -> np.ndarray:
     """Microseconds of each step with so many sequences decoding."""
-    config = make_config(
-        channels=8,
-        submit_slots=256,
-        cancel_slots=256,
-        log_slots=8192,
-        heap_tokens=1 << 16,
-        vocab_size=50000,
-        max_model_tokens=2048,
-        max_sequences=512,
-        max_running=256,
-        token_budget=2048,
-        block_tokens=16,
-        blocks=256 * 64 + 1,
-        blocks_per_sequence=128,
-        lease_timeout_ns=10**15,
-        prefix_cache=1,
-    )
-    memory = Memory(config)
-    scheduler = HostScheduler(config, memory.inbound, memory.outbound)
-    control, out = memory.control[0], memory.out[0]
-    control["lease"] = 1
-    scheduler.step([], 1)
-    memory.heap[0][:] = 7
-    for record in memory.submit[0][:sequences]:
-        record["prompt_tokens"], record["max_tokens"], record["top_p"] = 16, WARM_UP + STEPS - 10, 1.0
-        record["commit"] = arena.pack_commit_word(1, 1)
-    plan = scheduler.step([], 2)
-    while len(plan.rows) < sequences:
-        plan = scheduler.step(np.full(len(plan.rows), 5, np.int32), 3)
-        control["log_read"] = out["log_written"]
-    kernel_time = scheduler.kernel_microseconds
-    times = []
-    sampled = np.full(sequences, 5, np.int32)
-    for now in range(WARM_UP + STEPS - 20):
-        begin = time.perf_counter_ns()
-        plan = scheduler.step(sampled, now + 10)
-        times.append((time.perf_counter_ns() - begin) / 1e3 if kernel_time is None else kernel_time())
-        if len(plan.rows) != sequences:
-            break
-        control["log_read"] = out["log_written"]
-    return np.array(times[WARM_UP:])
+    decoding = Decoding(sequences)
+    times = iter(decoding.microseconds, None)
+    return np.array(list(islice(times, WARM_UP + STEPS - 20)))[WARM_UP:]
+
+
+def lease_times(sequences: int) -> tuple[np.ndarray, np.ndarray]:
+    """Microseconds of steps in which a lease of another channel begins, and of those in which it ends: full steps all,
+    of which the first ones clear rings."""
+    decoding = Decoding(sequences)
+    control, times = decoding.memory.control[1], []
+    for step in range(STEPS // 2):
+        control["lease"] = 0 if step % 2 else 1 + step // 2
+        times.append(decoding.microseconds())
+    assert int(decoding.memory.out[1]["lease"]) == STEPS // 4
+    return np.array(times[WARM_UP::2]), np.array(times[WARM_UP + 1 :: 2])
+
+
+def spread(times: np.ndarray) -> dict[str, float]:
+    """Of microseconds."""
+    return {"p50_us": float(np.median(times)), "p99_us": float(np.percentile(times, 99))}
 
 
 def main() -> None:
-    """Prints a line for 1, 64 and 256 sequences."""
+    """Prints lines for 1, 64 and 256 sequences."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures there too")
     parser.add_argument("--library", type=Path, help="another build of the scheduler")
@@ -77,10 +114,11 @@ def main() -> None:
         use_library(arguments.library)
     figures = {}
     for sequences in (1, 64, 256):
-        times = step_times(sequences)
-        p50, p99 = float(np.median(times)), float(np.percentile(times, 99))
-        figures[sequences] = {"p50_us": p50, "p99_us": p99}
-        print(f"{sequences:4d} sequences: {p50:6.1f} µs (P50) {p99:6.1f} µs (P99)")
+        begun, ended = lease_times(sequences)
+        kinds = {"": step_times(sequences), ", a lease begins": begun, ", a lease ends": ended}
+        for kind, times in kinds.items():
+            figures[f"{sequences}{kind}"] = found = spread(times)
+            print(f"{sequences:4d} sequences{kind}: {found['p50_us']:6.1f} µs (P50) {found['p99_us']:6.1f} µs (P99)")
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1))
 

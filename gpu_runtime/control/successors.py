@@ -1,10 +1,10 @@
 """Which front end had which channel over RDMA last, and what the next one waits for.
 
 A lease begins with empty rings, and the keys of whoever had the channel are revoked before. One way is left to plant a
-record: to ask for a lease as the last act. A run of the scheduler that has just accepted it has not shown it yet; the
-next front end would ask for the same lease, and take for its own what stands in the rings since. So a channel goes to
-somebody else only when the run has ended that may have been under way when the keys were revoked: what it accepted shows
-then, and what a later one accepts begins with rings that nobody else can reach.
+record: to ask for a lease as the last act. A run of the scheduler that has accepted it but not shown it yet would have
+the next front end ask for the same lease, and take for its own what stands in the rings since. So a channel goes to
+somebody else only when the run has ended that may have been under way when the keys were revoked: what it accepted
+shows then, and what a later one accepts begins with rings that nobody else can reach.
 """
 
 from __future__ import annotations

@@ -31,17 +31,17 @@ from gpu_runtime.control.server import AddressError, Listen, start_server, wait_
 from gpu_runtime.control.tls import TlsFiles
 from gpu_runtime.registration.ways import CHOICES as GPU_MEMORY_CHOICES
 
-console = Console(stderr=True)
+console = Console(stderr=True, markup=False, emoji=False)
 
 
 def say_error(error: Exception | str) -> None:
     """On a line of its own, as long as it is, with nothing in it taken for markup."""
-    console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+    console.print(str(error), style="red", highlight=False, soft_wrap=True)
 
 
 async def load_with_progress(runtime: Runtime, source: str, name: str) -> None:
     """Loads a model and shows how far it is."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     shown = console.is_terminal
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=not shown) as bar:
         task = bar.add_task("resolving the model", total=None)

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from blink_deploy.output import REFUSED, USAGE, Output, say_error, show
+from blink_deploy.output import REFUSED, USAGE, Output, PlainTable, say_error, show
 
 app = typer.Typer(no_args_is_help=True, help="Certificates for the control plane.")
 Folder = Annotated[Path, typer.Option("--dir", envvar="BLINK_CERTS", help="Folder of the authority and what it signs.")]
@@ -64,8 +63,10 @@ def _run(job: Callable[[Any], Any]) -> Any:
 def _show(context: typer.Context, folder: Path) -> None:
     found = _run(lambda authority: authority.show(folder))
 
-    def table() -> Table:
-        made = Table("certificate", "role", "names", "valid until", "SHA-256", title=str(folder), title_justify="left")
+    def table() -> PlainTable:
+        made = PlainTable(
+            "certificate", "role", "names", "valid until", "SHA-256", title=str(folder), title_justify="left"
+        )
         for one in found:
             made.add_row(one.name, one.role, ", ".join(one.names), f"{one.expires:%Y-%m-%d}", one.fingerprint[:16])
         return made

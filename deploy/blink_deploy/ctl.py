@@ -16,12 +16,23 @@ from typing import Annotated
 import grpc
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from blink_deploy import certs
 from blink_deploy.client import DEADLINE_SECONDS, ControlClient
 from blink_deploy.doctor.command import doctor
-from blink_deploy.output import REFUSED, USAGE, Output, as_dict, errors, explain, say_error, show
+from blink_deploy.output import (
+    REFUSED,
+    USAGE,
+    Output,
+    PlainTable,
+    as_dict,
+    errors,
+    explain,
+    phase_name,
+    plain,
+    say_error,
+    show,
+)
 from blink_deploy.watching.command import Follower, shown
 from blink_deploy.watching.scrape import Metrics
 from blink_proto import control_pb2
@@ -91,19 +102,14 @@ def connected(context: typer.Context) -> Iterator[ControlClient]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def phase_name(state: control_pb2.State) -> str:
-    """`serving` for PHASE_SERVING."""
-    return control_pb2.Phase.Name(state.phase).removeprefix("PHASE_").lower()
-
-
 @app.command()
 def status(context: typer.Context) -> None:
     """What the runtime is and how it is doing."""
     with connected(context) as client:
         info = client.server_info()
 
-    def table() -> Table:
-        made = Table(show_header=False)
+    def table() -> PlainTable:
+        made = PlainTable(show_header=False)
         made.add_row("version", info.version)
         made.add_row("device", info.device)
         made.add_row("state", phase_name(info.state))
@@ -136,8 +142,8 @@ def list_models(context: typer.Context) -> None:
     with connected(context) as client:
         models = client.list_models()
 
-    def table() -> Table:
-        made = Table("name", "architecture", "parameters", "window", "dtype")
+    def table() -> PlainTable:
+        made = PlainTable("name", "architecture", "parameters", "window", "dtype")
         for model in models:
             size = f"{model.parameters / 1e6:.1f} M"
             made.add_row(model.name, model.architecture, size, str(model.max_model_tokens), model.dtype)
@@ -152,8 +158,8 @@ def sessions(context: typer.Context) -> None:
     with connected(context) as client:
         found = client.list_sessions()
 
-    def table() -> Table:
-        made = Table("front end", "transport", "open since", "channels", "live")
+    def table() -> PlainTable:
+        made = PlainTable("front end", "transport", "open since", "channels", "live")
         for one in found:
             since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.opened_unix_seconds))
             indices = ", ".join(str(channel.index) for channel in one.channels)
@@ -180,7 +186,7 @@ def load(
 ) -> None:
     """Loads a model. May be called again at any time: what is loaded already is said at once, what loads is joined."""
     model = control_pb2.Model()
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with connected(context) as client:
         steps = client.load(source, name, timeout, replace=replace, grace=grace)
         with Progress(
@@ -188,7 +194,9 @@ def load(
         ) as bar:
             task = bar.add_task("loading", total=None)
             for step in steps:
-                bar.update(task, description=step.stage, completed=step.done_units, total=step.total_units or None)
+                bar.update(
+                    task, description=plain(step.stage), completed=step.done_units, total=step.total_units or None
+                )
                 model = step.model
     show(context.obj.output, as_dict(model), lambda: f"loaded {model.name}")
 

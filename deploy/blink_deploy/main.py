@@ -10,6 +10,7 @@ from rich.console import Console
 
 from blink_deploy.client import ControlClient
 from blink_deploy.devices import Runtime, device_of, share_of_cores
+from blink_deploy.output import plain
 from blink_deploy.programs import Program, StartError, StopSignals, stop_all, wait_first_end, wait_ready
 from blink_deploy.usage import usage_text
 from blink_proto.dial import Dial
@@ -17,7 +18,7 @@ from blink_proto.dial import Dial
 DEFAULT_MODEL = "smollm2-135m-instruct"
 START_SECONDS = 600.0
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_show_locals=False)
-console = Console(stderr=True)
+console = Console(stderr=True, markup=False, emoji=False)
 
 
 @app.callback()
@@ -87,12 +88,12 @@ def _run(runtimes: list[Runtime], dpu: list[str], urls: tuple[str, str], grace: 
         if wait_ready(programs, signals, START_SECONDS):
             control = runtimes[0].control
             with ControlClient(Dial(control)) as client:
-                served = client.list_models()[0].name
+                served = plain(client.list_models()[0].name)
             others = [runtime.control for runtime in runtimes[1:]]
             print(usage_text(served, *urls, control, others, guarded="--api-keys" in dpu), flush=True)
         ended = _wait_end(programs, signals)
     except StartError as error:
-        console.print(f"[red]{error}")
+        console.print(str(error), style="red")
         return 1
     finally:
         if signals.count:
@@ -101,7 +102,7 @@ def _run(runtimes: list[Runtime], dpu: list[str], urls: tuple[str, str], grace: 
         stop_all(programs[::-1], signals, grace + 5)
     if ended is None:
         return 0
-    console.print(f"[red]{ended.name} ended with status {ended.process.returncode}; stopped")
+    console.print(f"{ended.name} ended with status {ended.process.returncode}; stopped", style="red")
     return 1
 
 
@@ -113,7 +114,7 @@ def _wait_end(programs: list[Program], signals: StopSignals) -> Program | None:
         if ended is None or ended is programs[-1] or len(running) == 2:
             return ended
         running.remove(ended)
-        console.print(f"[red]{ended.name} ended with status {ended.process.returncode}; the others serve on")
+        console.print(f"{ended.name} ended with status {ended.process.returncode}; the others serve on", style="red")
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
-"""How `blinkctl` prints: tables for people, JSON for scripts, and one clear line for whatever went wrong."""
+"""How `blinkctl` prints: tables for people, JSON for scripts, and one clear line for whatever went wrong.
+
+What others named goes to the terminal as it is written, and nothing in it is taken for markup or moves the cursor.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,12 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-console = Console()
-errors = Console(stderr=True)
+from blink_proto import control_pb2
+
+console = Console(markup=False, emoji=False)
+errors = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
 REFUSED, USAGE, UNREACHABLE, FORBIDDEN = 1, 2, 3, 4
 """Exit statuses."""
@@ -33,9 +39,36 @@ class Output(StrEnum):
     JSON = "json"
 
 
+def plain(text: str) -> str:
+    """On one line, with escapes for all that is not printed as a character: control characters would reach the
+    terminal, others turn the writing around.
+    """
+    return "".join(one if one.isprintable() else _shown(one) for one in text.strip())
+
+
+def _shown(one: str) -> str:
+    return " " if one in "\n\t" else one.encode("unicode_escape").decode()
+
+
+class PlainTable(Table):
+    """A table of plain text."""
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        """Cells that are strings are shown as they are written."""
+        super().add_row(*(Text(plain(cell)) if isinstance(cell, str) else cell for cell in cells), **options)
+
+
 def as_dict(message: Any) -> dict[str, Any]:
     """A message as JSON sees it, with the field names of the contract."""
     return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+
+def phase_name(state: control_pb2.State) -> str:
+    """`serving` for PHASE_SERVING; the number of one that came with a later version."""
+    known = control_pb2.Phase.values()
+    return (
+        control_pb2.Phase.Name(state.phase).removeprefix("PHASE_").lower() if state.phase in known else str(state.phase)
+    )
 
 
 def show(output: Output, value: Any, table: Callable[[], Table | str]) -> None:
@@ -43,12 +76,13 @@ def show(output: Output, value: Any, table: Callable[[], Table | str]) -> None:
     if output is Output.JSON:
         print(json.dumps(value, indent=2))
     else:
-        console.print(table(), soft_wrap=True)
+        made = table()
+        console.print(plain(made) if isinstance(made, str) else made, soft_wrap=True)
 
 
 def say_error(text: str) -> None:
-    """One line on standard error, with nothing in it taken for markup."""
-    errors.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+    """One line on standard error."""
+    errors.print(plain(text), style="red", soft_wrap=True)
 
 
 def explain(error: grpc.RpcError, address: str, *, secure: bool) -> int:

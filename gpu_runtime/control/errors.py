@@ -39,3 +39,16 @@ class ExhaustedError(ControlError):
     """Too little memory, or no channel is free."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+LONGEST_NAME = 128
+
+
+def check_name(what: str, name: str) -> None:
+    """Names go to logs, terminals and metrics.
+
+    Raises:
+        BadRequestError: it is empty, too long, or has characters that are not printed.
+    """
+    if not name or len(name) > LONGEST_NAME or not name.isprintable():
+        raise BadRequestError(f"{what} must be a name of 1 to {LONGEST_NAME} printable characters")

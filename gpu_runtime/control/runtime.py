@@ -10,7 +10,7 @@ from blink_proto.control_pb2 import Phase
 from gpu_runtime.chain.process import ChainError, Progress
 from gpu_runtime.config import RuntimeConfig
 from gpu_runtime.control.chain_life import ChainLife
-from gpu_runtime.control.errors import BadRequestError, ExhaustedError, NoSuchModelError, NotReadyError
+from gpu_runtime.control.errors import BadRequestError, ExhaustedError, NoSuchModelError, NotReadyError, check_name
 from gpu_runtime.control.memory import DeviceUse
 from gpu_runtime.control.prepare import Prepared, check_tokenizer, check_ways_in, prepare
 from gpu_runtime.control.watch import Watch
@@ -75,6 +75,7 @@ class Runtime:
         async with self._busy:
             folder = await self._resolve(source, progress)
             name = name or folder.name
+            check_name("the model's name", name)
             life = self._life
             if life is not None and (life.folder, life.model.name) == (folder.path, name):
                 return life.model

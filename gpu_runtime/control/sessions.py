@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from gpu_runtime.control.errors import BadRequestError, ExhaustedError, TakenError
+from gpu_runtime.control.errors import BadRequestError, ExhaustedError, TakenError, check_name
 from gpu_runtime.registration.base import Registration
 
 log = logging.getLogger(__name__)
@@ -71,12 +71,11 @@ class Sessions:
         before is revoked, and `register` gives it the new channels.
 
         Raises:
-            BadRequestError: no name, or a count of zero.
+            BadRequestError: no name, or not a good one; or a count of zero.
             TakenError: another owner has a session of that name, and it lives.
             ExhaustedError: too few channels are free.
         """
-        if not front_end or len(front_end) > 128:
-            raise BadRequestError("front_end must be a name of 1 to 128 characters")
+        check_name("front_end", front_end)
         if count < 1:
             raise BadRequestError("channels must be at least 1")
         now = time.monotonic()

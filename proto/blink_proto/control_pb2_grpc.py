@@ -125,7 +125,8 @@ class ControlServicer:
 
     def OpenSession(self, request, context):
         """Hands out channels of the arena. What the same front end was given before over the same name is revoked.
-        INVALID_ARGUMENT: the offer is not one of the transport. FAILED_PRECONDITION: no model is loaded.
+        INVALID_ARGUMENT: the offer is not one of the transport, or the name not one of 1 to 128 printable characters.
+        FAILED_PRECONDITION: no model is loaded.
         RESOURCE_EXHAUSTED: no channel is free. A session ends, and its channels are free again, when none of its channels
         was live for twice the lease time.
         """

@@ -13,7 +13,7 @@ from blink_deploy.doctor.checks import examine, is_fit
 from blink_deploy.doctor.probe import Probe
 from blink_deploy.doctor.report import Finding, Result
 from blink_deploy.doctor.site import Part, Site, Transport, guess_part, usual_transport
-from blink_deploy.output import REFUSED, USAGE, say_error, show
+from blink_deploy.output import REFUSED, USAGE, plain, say_error, show
 from blink_proto.links import ip_address_of
 
 AUTO = "auto"
@@ -70,8 +70,8 @@ def as_table(site: Site, findings: dict[str, Finding]) -> Table:
     title = f"role {site.part}, transport {site.transport}: {told}"
     made = Table("check", "result", "seen, and what to do", title=title, title_justify="left")
     for name, found in findings.items():
-        text = Text(found.seen)
+        text = Text(plain(found.seen))
         if found.todo:
-            text.append(f"\n→ {found.todo}", style="italic")
+            text.append(f"\n→ {plain(found.todo)}", style="italic")
         made.add_row(name, Text(found.result.value, style=_STYLES[found.result]), text)
     return made

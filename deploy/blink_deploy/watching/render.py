@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from blink_deploy.output import plain
 from blink_deploy.watching.histograms import Latency
 from blink_deploy.watching.view import View
 
@@ -27,7 +28,7 @@ def line(view: View) -> str:
     if view.queued is not None:
         parts += [f"queued {view.queued:.0f}", f"first token {latency(view.first_token)}"]
         parts += [f"per token {latency(view.per_token)}"]
-    return "  ".join(part for part in [*parts, view.fault] if part)
+    return "  ".join(plain(part) for part in [*parts, view.fault] if part)
 
 
 def rate(view: View, name: str) -> str:
@@ -73,7 +74,7 @@ def screen(view: View, generated: Sequence[float], seconds: float) -> Group:
         generated: the latest rates of generated tokens, oldest first.
         seconds: what the latencies are of.
     """
-    head = Text(f"{view.model or 'no model'}  {view.phase}  epoch {view.epoch}", style="bold")
+    head = Text(f"{plain(view.model) or 'no model'}  {view.phase}  epoch {view.epoch}", style="bold")
     body = Table(show_header=False, box=None, pad_edge=False)
     body.add_row("generated tokens/s", rate(view, "generated"), history(generated))
     body.add_row("prompt tokens/s", rate(view, "prompt"))
@@ -88,7 +89,7 @@ def screen(view: View, generated: Sequence[float], seconds: float) -> Group:
         body.add_row("queued in all", f"{view.queued:.0f}")
         body.add_row("first token P50/P99", latency(view.first_token), f"last {seconds:.0f} s")
         body.add_row("per token P50/P99", latency(view.per_token), f"last {seconds:.0f} s")
-    notes = [Text(text, style="yellow") for text in (view.detail, view.fault) if text]
+    notes = [Text(plain(text), style="yellow") for text in (view.detail, view.fault) if text]
     return Group(head, body, *notes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from blink_deploy.output import phase_name
 from blink_deploy.watching.histograms import Latency
 from blink_proto import control_pb2
 
@@ -74,7 +75,7 @@ def _same_life(one: control_pb2.State, other: control_pb2.State) -> bool:
 def view_of(earlier: Sample | None, later: Sample) -> View:
     """Without latencies."""
     state = later.state
-    phase = control_pb2.Phase.Name(state.phase).removeprefix("PHASE_").lower()
+    phase = phase_name(state)
     if not state.HasField("telemetry"):
         return View(phase, state.model, state.epoch, state.detail)
     page = state.telemetry

@@ -15,7 +15,7 @@ from gpu_runtime.control.errors import BadRequestError, NotReadyError
 from gpu_runtime.control.sessions import Session, Sessions
 from gpu_runtime.control.successors import Successors
 from gpu_runtime.mailbox import Mailbox
-from gpu_runtime.registration.base import Registrar, Registration, RegistrationError
+from gpu_runtime.registration.base import NotNowError, Registrar, Registration, RegistrationError
 from gpu_runtime.registration.choose import make_registrar
 from gpu_runtime.registration.memory import HostMemory, LentMemory
 from gpu_runtime.shared_arena import SharedArena
@@ -115,6 +115,8 @@ class Entrance:
                 self._successors.note(channels, (front_end, owner))
             try:
                 return await asyncio.to_thread(registrar.register, offer, channels)
+            except NotNowError as error:
+                raise NotReadyError(str(error)) from error
             except RegistrationError as error:
                 raise BadRequestError(str(error)) from error
 

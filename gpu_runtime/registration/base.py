@@ -9,6 +9,10 @@ class RegistrationError(Exception):
     """The front end's offer cannot be used, or the device or its settings do not allow it."""
 
 
+class NotNowError(RegistrationError):
+    """The chain's process, which is needed for it, does not answer."""
+
+
 class Registration(Protocol):
     """What one front end was given. Of the session that it belongs to, and no longer."""
 
@@ -29,6 +33,7 @@ class Registrar(Protocol):
 
         Raises:
             RegistrationError: the offer is not one of this transport, or the device refuses.
+            NotNowError: it may be tried again.
         """
 
     def close(self) -> None:

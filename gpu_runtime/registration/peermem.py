@@ -32,8 +32,12 @@ _TO_BEGIN_SECONDS = 1.0
 SILENT = "the chain's process does not answer, so that GPU memory is neither registered nor given back"
 
 
-class OwnerGoneError(RdmaError):
-    """The chain's process has closed its end."""
+class OwnerError(RdmaError):
+    """The chain's process does not answer."""
+
+
+class OwnerGoneError(OwnerError):
+    """It has closed its end."""
 
 
 class OwnedRegion:
@@ -175,7 +179,7 @@ class Asker:
         try:
             received = receive(self._connection, ANSWER.size, 1)
         except (TimeoutError, BlockingIOError) as error:
-            raise RdmaError(SILENT) from error
+            raise OwnerError(SILENT) from error
         except OSError as error:
             raise _lost(error) from error
         if not received.content:
@@ -222,7 +226,7 @@ def _check(answer: Answer) -> None:
 def _lost(error: OSError) -> RdmaError:
     if error.errno in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ECONNREFUSED):
         return OwnerGoneError("the chain's process registers no memory any more")
-    return RdmaError(SILENT)
+    return OwnerError(SILENT)
 
 
 def _deregister_alone(file: DeviceFile, region: int) -> None:

@@ -14,9 +14,10 @@ from blink_proto import arena
 from blink_proto.rdma.binding import Device, RdmaError, open_device
 from blink_proto.rdma.choice import RdmaChoice
 from blink_proto.rdma.wire import Answer, Endpoint, WireError
-from gpu_runtime.registration.base import RegistrationError
+from gpu_runtime.registration.base import NotNowError, RegistrationError
 from gpu_runtime.registration.grants import READABLE, WRITABLE, Grant, Ground, RegionGrant, Wanted, WindowGrant
 from gpu_runtime.registration.parts import ArenaMemory, Part
+from gpu_runtime.registration.peermem import OwnerError
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,8 @@ class VerbsRegistrar:
         wanted = [Wanted(one, WRITABLE) for one in inbound] + [Wanted(one, READABLE) for one in outbound]
         try:
             grant = self._grant(Endpoint.from_bytes(offer), channels, wanted)
+        except OwnerError as error:
+            raise NotNowError(str(error)) from error
         except (WireError, RdmaError) as error:
             raise RegistrationError(str(error)) from error
         windows = grant.windows

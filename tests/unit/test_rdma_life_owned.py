@@ -17,7 +17,7 @@ import pytest
 
 from gpu_runtime.chain import process
 from gpu_runtime.control.chain_life import ChainLife
-from gpu_runtime.control.errors import BadRequestError
+from gpu_runtime.control.errors import NotReadyError
 from gpu_runtime.registration import memory, peermem
 from gpu_runtime.registration.peermem import Asker
 from tests.bench.gpu.remote_front import RemoteFront
@@ -78,7 +78,7 @@ def test_a_chains_process_that_is_stopped(
                 patched.setattr(peermem, "_TO_BEGIN_SECONDS", 0.1)
                 began = time.monotonic()
                 for name in ("dpu", *["another"] * 20):
-                    with pytest.raises(BadRequestError, match="does not answer"):
+                    with pytest.raises(NotReadyError, match="does not answer"):
                         await asyncio.wait_for(site.open(name, "verbs"), 5)
                 assert time.monotonic() - began < 3
         finally:
@@ -96,7 +96,7 @@ async def soon(site: Site) -> RemoteFront:
     while True:
         try:
             front, _ = await site.remote()
-        except BadRequestError:
+        except NotReadyError:
             assert time.monotonic() < end
             await asyncio.sleep(0.01)
         else:

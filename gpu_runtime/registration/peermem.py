@@ -26,7 +26,7 @@ from gpu_runtime.registration.peermem_wire import ANSWER, WORDS, Answer, Kind, O
 from gpu_runtime.registration.received import receive
 
 ANSWER_SECONDS = 2.0
-"""Pinning takes milliseconds. The control plane stands still meanwhile."""
+"""Pinning takes milliseconds. Nobody else is let in meanwhile."""
 _TO_BEGIN_SECONDS = 1.0
 """What was not begun then is not done: a process that was stopped must not do what nobody waits for any more."""
 SILENT = "the chain's process does not answer, so that GPU memory is neither registered nor given back"

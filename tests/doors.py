@@ -96,6 +96,13 @@ class Doors:
                 await asyncio.sleep(0.01)
 
 
+async def _go_on(shared: SharedArena) -> None:
+    """As the device's scheduler does."""
+    while True:
+        shared.telemetry[0]["heartbeat"] += 1
+        await asyncio.sleep(0.01)
+
+
 @asynccontextmanager
 async def doors(patch: pytest.MonkeyPatch, listen: Listen | None = None) -> AsyncIterator[Doors]:
     """Four channels; plain text on a free port if nothing else is said."""
@@ -110,6 +117,7 @@ async def doors(patch: pytest.MonkeyPatch, listen: Listen | None = None) -> Asyn
     runtime = Runtime(config)
     runtime._life = life
     runtime.watch.set(control_pb2.PHASE_SERVING, 1, "tiny", life=life.number)
+    device = asyncio.create_task(_go_on(shared))
     server = await start_server(runtime, listen or Listen("127.0.0.1:0"))
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -117,5 +125,6 @@ async def doors(patch: pytest.MonkeyPatch, listen: Listen | None = None) -> Asyn
     finally:
         await way_in.close()
         await server.stop()
+        device.cancel()
         shared.unlink()
         assert registrar.closed

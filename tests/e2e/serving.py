@@ -17,6 +17,8 @@ import httpx
 import openai
 import psutil
 
+from tests.peeping import give_up_tracing
+
 READY_SECONDS = 120
 
 
@@ -89,7 +91,9 @@ def serving(folder: Path, model: str, name: str = "", arguments: tuple[str, ...]
     command = [sys.executable, "-m", "blink_deploy.main", "up", "--model", model, "--name", name]
     command += ["--https-port", str(https), "--http-port", str(http), "--grpc-port", str(control), *arguments]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **environment})
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env={**os.environ, **environment}, preexec_fn=give_up_tracing
+        )
     started = Serving(
         process,
         f"https://127.0.0.1:{https}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,10 +19,14 @@ import pytest
 
 from tests.e2e.serving import Serving, serving
 from tests.front_end import eventually
+from tests.peeping import open_to_others
 from tests.transport.doca.build import SHIM_ADDRESS, shim_folder
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the stand-in with")
 
+LOST = "lost the connection to the arena"
+DOWN = "down"
+"""A file beside the log: while it is there, the stand-in's link is down."""
 PROMPTS = ["one", "two two", "a longer prompt than the others, to be cut into several pieces"]
 
 
@@ -30,18 +35,16 @@ def doca_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     """Two workers before two runtimes, each with a session of its own with each."""
     options = f"--transport doca --rdma-address {SHIM_ADDRESS}"
     arguments = ("--gpus", "2", "--gpu-args", options, "--dpu-args", f"{options} --workers 2")
-    before = os.environ.get("LD_LIBRARY_PATH")
-    os.environ["LD_LIBRARY_PATH"] = str(shim_folder())
-    try:
-        with serving(tmp_path_factory.mktemp("doca"), str(tiny_model), "tiny", arguments) as started:
-            ready = f"{started.http}/ready"
-            eventually(lambda: httpx.get(ready).json() == {"status": "ready"}, timeout=30)
-            yield started
-    finally:
-        if before is None:
-            del os.environ["LD_LIBRARY_PATH"]
-        else:
-            os.environ["LD_LIBRARY_PATH"] = before
+    folder = tmp_path_factory.mktemp("doca")
+    environment = {"LD_LIBRARY_PATH": str(shim_folder()), "DOCA_SHIM_DOWN": str(folder / DOWN)}
+    with serving(folder, str(tiny_model), "tiny", arguments, **environment) as started:
+        eventually(lambda: is_ready(started), timeout=30)
+        yield started
+
+
+def is_ready(server: Serving) -> bool:
+    """With both runtimes."""
+    return httpx.get(f"{server.http}/ready").json() == {"status": "ready"}
 
 
 def ask(server: Serving, seconds: float = 60, **fields: object) -> str:
@@ -69,25 +72,49 @@ def test_a_stream_goes_on_while_the_runtime_is_stopped(doca_server: Serving):
         control.resume()
 
 
-def test_no_process_may_leave_a_core_file(doca_server: Serving):
-    """Nor be looked into: see `tests/rdma` for what comes of a signal that would leave one."""
-    modules = ("dpu_service.main", "dpu_service.worker", "gpu_runtime.main", "gpu_runtime.chain.soft")
-    for module in modules:
-        limits = Path(f"/proc/{doca_server.child(module).pid}/limits").read_text()
+def test_no_process_may_leave_a_core_file_or_be_looked_into(doca_server: Serving):
+    """The limit is inherited; what counts with a core pattern that is a pipe is not, and each process has to ask for it.
+    See `tests/rdma` for what comes of a signal that would leave a core file."""
+    modules = {"dpu_service.main": 1, "dpu_service.worker": 2, "gpu_runtime.main": 2, "gpu_runtime.chain.soft": 2}
+    ours = psutil.Process(doca_server.process.pid).children(recursive=True)
+    commands = {process.pid: process.cmdline() for process in ours}
+    assert {name: sum(name in command for command in commands.values()) for name in modules} == modules
+    for pid, command in commands.items():
+        limits = Path(f"/proc/{pid}/limits").read_text()
         (line,) = [one for one in limits.splitlines() if one.startswith("Max core file size")]
-        assert line.split()[-3:-1] == ["0", "0"], module
+        assert line.split()[-3:-1] == ["0", "0"], command
+    starter = doca_server.process.pid  # knows no secret, and shows that others can be looked into
+    assert open_to_others([starter, *commands]) == {starter}, commands
+
+
+def test_connections_that_fail_give_way_to_new_sessions(doca_server: Serving):
+    """By a completion with an error; and of what was there before, only the sessions are new."""
+    log, down = doca_server.log, doca_server.log.with_name(DOWN)
+    before, ends = ask(doca_server, prompt=PROMPTS[0]), 4  # of two workers with two runtimes
+    workers = pids_of(doca_server, "dpu_service.worker")
+    opened, lost = (log.read_text().count(words) for words in ("session opened", LOST))
+    down.touch()
+    eventually(lambda: log.read_text().count(LOST) >= lost + ends, timeout=30)
+    assert not is_ready(doca_server)
+    down.unlink()
+    eventually(lambda: is_ready(doca_server), timeout=30)
+    assert [ask(doca_server, prompt=PROMPTS[0]) for _ in range(4)] == [before] * 4
+    assert log.read_text().count("session opened") >= opened + ends
+    assert pids_of(doca_server, "dpu_service.worker") == workers
+
+
+def pids_of(server: Serving, module: str) -> set[int]:
+    """Of the processes that run a module."""
+    below = psutil.Process(server.process.pid).children(recursive=True)
+    return {process.pid for process in below if module in process.cmdline()}
 
 
 def test_workers_that_die_get_new_sessions(doca_server: Serving):
     before = ask(doca_server, prompt=PROMPTS[1])
-    workers = [
-        process
-        for process in psutil.Process(doca_server.process.pid).children(recursive=True)
-        if "dpu_service.worker" in process.cmdline()
-    ]
+    workers = pids_of(doca_server, "dpu_service.worker")
     assert len(workers) == 2
     for worker in workers:
-        worker.kill()
+        os.kill(worker, signal.SIGKILL)
     deadline = time.monotonic() + 30
     while True:
         try:

@@ -53,7 +53,8 @@ while sleep 0.2; do
 done
 """
 COMMON = """\
-ulimit -c unlimited; mkdir /tmp/cores; echo /tmp/cores/%p >/proc/sys/kernel/core_pattern
+mkdir /tmp/cores; printf '#!/bin/busybox sh\\n/bin/busybox cat >/new/tmp/cores/$1\\n' >/proc/1/root/keep
+chmod +x /proc/1/root/keep; echo '|/keep %p' >/proc/sys/kernel/core_pattern
 end_processes() {
   read signal program </mnt/out/kill; rm /mnt/out/kill; rm -f /tmp/cores/*
   found=()
@@ -67,7 +68,8 @@ show_secrets() {
   { rdma -dd resource show qp; rdma -dd resource show mr; } >/mnt/out/secrets; echo "secrets shown"
 }
 """
-"""What both machines' scripts can do. Cores are dumped: of what is ended, only of the one process that is not ours."""
+"""What both machines' scripts can do. Cores are dumped, through a pipe, which regards no limit: of what is ended, only of
+the one process that is not ours."""
 FRONT_END = """\
 ip addr add 10.9.0.1/24 dev eth0 && ip link set eth0 up && rdma link add rxe0 type rxe netdev eth0 || exit 90
 ip addr add 10.0.2.15/24 dev eth1 && ip link set eth1 up || exit 91

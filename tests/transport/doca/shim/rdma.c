@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "shim.h"
 
@@ -112,8 +113,13 @@ static int wait_for_peer(struct doca_rdma_connection* connection) {
   return 0;
 }
 
+static int is_down(void) {
+  const char* file = getenv("DOCA_SHIM_DOWN");
+  return file != NULL && access(file, F_OK) == 0;
+}
+
 static doca_error_t carry_out(struct doca_rdma_connection* connection, const struct doca_task* task) {
-  if (connection->broken || !wait_for_peer(connection)) return IO_FAILED;
+  if (connection->broken || is_down() || !wait_for_peer(connection)) return IO_FAILED;
   uint32_t right = task->is_read ? RDMA_READ : RDMA_WRITE;
   const struct page* peer = connection->peer.page;
   const struct doca_buf *source = task->source, *target = task->target;

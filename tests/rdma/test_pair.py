@@ -68,8 +68,8 @@ show_secrets() {
   { rdma -dd resource show qp; rdma -dd resource show mr; } >/mnt/out/secrets; echo "secrets shown"
 }
 """
-"""What both machines' scripts can do. Cores are dumped, through a pipe, which regards no limit: of what is ended, only of
-the one process that is not ours."""
+"""What both machines' scripts can do. Cores are dumped, through a pipe, which regards no limit: of what is ended, only
+of the one process that is not ours."""
 FRONT_END = """\
 ip addr add 10.9.0.1/24 dev eth0 && ip link set eth0 up && rdma link add rxe0 type rxe netdev eth0 || exit 90
 ip addr add 10.0.2.15/24 dev eth1 && ip link set eth1 up || exit 91

@@ -149,11 +149,11 @@ class PlayedPair:
         self._peer: Endpoint | None = None
         self._done: list[Done] = []
         self._armed = self._failed = False
-        self._access = Access(0)
+        self.access = Access(0)
         PlayedDevice.pairs[self.endpoint.queue_pair] = self
 
     def connect(self, peer: Endpoint, access: Access) -> None:
-        self._peer, self._access = peer, access
+        self._peer, self.access = peer, access
 
     def fail(self) -> None:
         """Takes no more work."""
@@ -190,7 +190,7 @@ class PlayedPair:
         writes = isinstance(work, Write)
         wanted = Access.REMOTE_WRITE if writes else Access.REMOTE_READ
         opening = PlayedDevice.openings.get(work.remote_key)
-        if opening is None or wanted not in peer._access or not opening.gives(peer, wanted, work.remote, work.size):
+        if opening is None or wanted not in peer.access or not opening.gives(peer, wanted, work.remote, work.size):
             peer._failed = True
             return REFUSED
         assert not (isinstance(work, Write) and work.inline) or work.size <= INLINE_BYTES

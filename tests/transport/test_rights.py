@@ -166,6 +166,20 @@ def test_outbound_memory_cannot_be_written(kind: Kind, guarded_site: Site) -> No
     assert bytes(guarded_site.device.outbound) == before
 
 
+def test_inbound_memory_cannot_be_read(kind: Kind, guarded_site: Site) -> None:
+    """Who holds a channel next would see prompts of the one before. Refused is the first read of the channel."""
+    forged(kind, None)
+
+    def swapped(answer: bytes) -> bytes:
+        found = Answer.from_bytes(answer)
+        (into,), (head, log) = found.inbound, found.outbound
+        outbound = (head, Window(log.offset, min(log.size, into.size), into.address, into.key))
+        return Answer(found.endpoint, found.inbound, outbound).to_bytes()
+
+    with pytest.raises(TransportError, match=guarded_site.kind.refusal):
+        guarded_site.enter(forge=swapped)
+
+
 @pytest.mark.parametrize("cut", [0, 5, 40, -1])
 def test_answers_that_are_cut_are_refused(site: Site, cut: int) -> None:
     with pytest.raises(TransportError):

@@ -3,8 +3,8 @@
 With nvidia-peermem only the process that owns device memory can register it, and only that process can give it back:
 NVIDIA's driver finds what was pinned by the process that wants it unpinned. One that deregistered the memory of another
 process would leave it pinned, and the module with a stale pointer to it. The kernel deregisters for whoever is last to
-close the device's file. So this process holds that file from its first use on: should the control process die, nothing
-happens to the regions before this process ends too.
+close the device's file. So this process holds that file from its first use on: should the control process die, it is
+still this one that gives everything back, or the kernel at its end.
 
 Sources: open-gpu-kernel-modules, `RmP2PGetInfoWithoutToken` (by `osGetCurrentProcess`), `nv_p2p_put_pages` (what is not
 found counts as given back), and kernel-open/nvidia-peermem, `nv_mem_put_pages`, `nv_get_p2p_free_callback`.

@@ -41,8 +41,9 @@ class Driver:
         slots = np.repeat(works["slot"], works["query_tokens"])
         at = np.array(positions)
         kv_slots = self.table[slots, at // BLOCK] * BLOCK + at % BLOCK
-        arrays = [np.array(a, np.int32) for a in (ids, positions, kv_slots)]
-        return self.model.forward(StepInputs(*arrays, works, self.table, np.array(wanted, np.uint32)))
+        numbers = (np.array(each, np.int32) for each in (ids, positions, kv_slots))
+        inputs = StepInputs(*numbers, works=works, block_table=self.table, sampled_tokens=np.array(wanted, np.uint32))
+        return self.model.forward(inputs)
 
     def generate(self, prompts: dict[int, list[int]], count: int, chunk: int = 1 << 20) -> dict[int, list[int]]:
         """Greedy tokens for each slot; prompts are fed `chunk` tokens at a time."""

@@ -53,8 +53,8 @@ def test_certificates(tmp_path: Path) -> None:
     now = datetime.datetime.now(datetime.UTC)
     for name, days, purpose in (
         ("ca", 3650, None),
-        ("server", 90, x509.ExtendedKeyUsageOID.SERVER_AUTH),
-        ("reader", 90, x509.ExtendedKeyUsageOID.CLIENT_AUTH),
+        ("server", 90, x509.ExtendedKeyUsageOID.SERVER_AUTH),  # type: ignore[attr-defined]
+        ("reader", 90, x509.ExtendedKeyUsageOID.CLIENT_AUTH),  # type: ignore[attr-defined]
     ):
         read = x509.load_pem_x509_certificate((folder / f"{name}.pem").read_bytes())
         left = read.not_valid_after_utc - now

@@ -64,7 +64,7 @@ def audit_lines(runtime: SecureRuntime, since: int = 0, count: int = 0) -> list[
 
 def status_of(channel: grpc.Channel, method: str) -> grpc.StatusCode:
     """Of a call with an empty message; OK also for a stream that has begun."""
-    call = channel.stream_stream(method)(iter([b""]), timeout=10)
+    call = channel.stream_stream(method)(iter([b""]), timeout=10)  # type: ignore[call-arg]
     try:
         next(call)
         return grpc.StatusCode.OK
@@ -167,7 +167,7 @@ def test_what_the_audit_log_says(runtime: SecureRuntime) -> None:
     runtime.ctl("load", "/nowhere", "--name", "n", status=1)
     runtime.ctl("drain", "--grace", "3", role=READER, status=4)
     with runtime.channel(FRONT_END) as channel:
-        call = channel.unary_unary("/blink.control.v1.Control/OpenSession")
+        call = channel.unary_unary("/blink.control.v1.Control/OpenSession")  # type: ignore[call-arg]
         request = control_pb2.OpenSessionRequest(front_end="f\n{", channels=3, transport="pigeon")
         with pytest.raises(grpc.RpcError):
             call(request.SerializeToString(), timeout=10)

@@ -223,11 +223,11 @@ def test_what_is_secret_shows_nowhere(tiny_model: Path, tmp_path: Path) -> None:
 def test_reflection_is_off_and_metadata_is_bounded(tmp_path: Path) -> None:
     certificates = make_certificates(tmp_path / "certs")
     with secure_runtime(certificates, tmp_path) as runtime, runtime.channel(READER) as channel:
-        call = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+        call = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")  # type: ignore[call-arg]
         with pytest.raises(grpc.RpcError) as refused:
             next(call(iter([b""]), timeout=10))
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")  # type: ignore[call-arg]
         assert check(b"", timeout=10)
         with pytest.raises(grpc.RpcError) as refused:
             check(b"", timeout=10, metadata=[("x-large", "y" * 100_000)])

@@ -257,7 +257,7 @@ def test_the_device_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_check, "header_folder", lambda: Path())
     monkeypatch.setattr(device_check, "device_runtime_library", lambda: Path())
     monkeypatch.setattr(device_check, "_PACKAGES", {"json": "json"})
-    monkeypatch.setattr(device_check.metadata, "version", lambda name: "2.9.1+cu130")
+    monkeypatch.setattr(device_check.metadata, "version", lambda name: "2.9.1+cu130")  # type: ignore[attr-defined]
     found((8, 6))
     with pytest.raises(ConfigError, match=r"Example 100 has compute capability 8\.6, at least 9\.0 is needed"):
         require_device("cuda")
@@ -268,7 +268,7 @@ def test_the_device_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="absent-a, absent-b"):
         require_device("cuda")
     monkeypatch.setattr(device_check, "_PACKAGES", {"json": "json"})
-    monkeypatch.setattr(device_check.metadata, "version", lambda name: "2.9.1+cpu")
+    monkeypatch.setattr(device_check.metadata, "version", lambda name: "2.9.1+cpu")  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"torch 2\.9\.1\+cpu was built for the CPU"):
         require_device("cuda")
     require_device("cpu")
@@ -285,7 +285,7 @@ def test_the_device_is_asked_about_rdma_before_anything_is_loaded(monkeypatch: p
     for name in ("header_folder", "device_runtime_library"):
         monkeypatch.setattr(device_check, name, lambda: Path())
     monkeypatch.setattr(device_check, "_PACKAGES", {"json": "json"})
-    monkeypatch.setattr(device_check.metadata, "version", lambda name: "2.9.1+cu130")
+    monkeypatch.setattr(device_check.metadata, "version", lambda name: "2.9.1+cu130")  # type: ignore[attr-defined]
     monkeypatch.setattr(device_check, "first_device", lambda: Device("Example 100", 1 << 36, (9, 0)))
     monkeypatch.setattr(device_check, "check_device", refuse)
     monkeypatch.setattr(driver, "cuDeviceGet", lambda number: (0, f"device {number}"))

@@ -230,7 +230,7 @@ def test_the_model_s_logits_stay_as_they_were() -> None:
 
 def test_weights_are_powers_of_two_in_units_of_their_fixed_point() -> None:
     weight = sampling._library().blink_sampling_weight
-    weight.restype, weight.argtypes = sampling.ctypes.c_uint64, [sampling.ctypes.c_float]
+    weight.restype, weight.argtypes = sampling.ctypes.c_uint64, [sampling.ctypes.c_float]  # type: ignore[attr-defined]
     octaves = np.concatenate([-np.random.default_rng(0).random(3000) * 45, [0, -1, -40, -41, -1e9, -np.inf]])
     for x in octaves.astype(np.float32).tolist():
         exact = 2.0 ** (40 + x)

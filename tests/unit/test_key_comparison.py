@@ -25,7 +25,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, bytes]]:
         seen.append((one, other))
         return real(one, other)
 
-    monkeypatch.setattr(module.hmac, "compare_digest", compare)
+    monkeypatch.setattr(module.hmac, "compare_digest", compare)  # type: ignore[attr-defined]
     return seen
 
 

@@ -150,7 +150,7 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     made = Kernel()
-    monkeypatch.setattr(uverbs.fcntl, "ioctl", made.ioctl)
+    monkeypatch.setattr(uverbs.fcntl, "ioctl", made.ioctl)  # type: ignore[attr-defined]
     monkeypatch.setattr(uverbs, "is_uverbs", lambda descriptor: True)
     return made
 

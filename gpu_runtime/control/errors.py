@@ -35,6 +35,12 @@ class BadRequestError(ControlError):
     code = grpc.StatusCode.INVALID_ARGUMENT
 
 
+class StalledError(ControlError):
+    """Nothing was heard of it for too long."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
 class ExhaustedError(ControlError):
     """Too little memory, or no channel is free."""
 

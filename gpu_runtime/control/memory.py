@@ -57,16 +57,17 @@ def token_bytes(model: ModelConfig, dtype: str) -> int:
 
 def fixed_bytes(config: RuntimeConfig, folder: ModelFolder) -> int:
     """Everything but the KV cache."""
-    weights = folder.parameters * _BYTES[config.dtype]
+    weights, model = folder.parameters * _BYTES[config.dtype], folder.config
+    window = config.max_model_tokens or model.max_position_embeddings
+    rotary = window * model.head_dim * 4  # cosine and sine of half as many angles for each position
     if config.device == "cpu":
-        return weights + _SOFT_OVERHEAD_BYTES
-    model = folder.config
+        return weights + rotary * 3 // 2 + _SOFT_OVERHEAD_BYTES  # and the angles themselves, for a moment
     logits = config.max_running * model.vocab_size * 4
     # Hidden state, its norm, queries with keys and values, attention, gate and up and their product.
     widths = 4 * model.hidden_size + 3 * model.intermediate_size + 2 * model.num_attention_heads * model.head_dim
     activations = config.token_budget * widths * _BYTES[config.dtype]
-    history = config.max_sequences * (config.max_model_tokens or model.max_position_embeddings) * 4
-    return weights + 2 * logits + 2 * activations + 2 * history + _CUDA_OVERHEAD_BYTES
+    history = config.max_sequences * window * 4
+    return weights + rotary + 2 * logits + 2 * activations + 2 * history + _CUDA_OVERHEAD_BYTES
 
 
 class DeviceUse:

@@ -13,12 +13,11 @@ from gpu_runtime.control.errors import BadRequestError, ExhaustedError, NotReady
 from gpu_runtime.control.memory import fit_memory
 from gpu_runtime.model.config import ModelConfig
 from gpu_runtime.model.source import ModelFolder
+from gpu_runtime.scheduler.host import SchedulerError, check_scheduler
 from gpu_runtime.shared_arena import SHM_FOLDER, arena_bytes, free_room
 
 _MOST_GROUPED = 32
 """Query heads that decode attention packs for a key/value head."""
-_MOST_VOCABULARY = 1 << 23
-"""Tokens whose weights the sampling kernels can add up."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,9 @@ def prepare(config: RuntimeConfig, folder: ModelFolder, name: str, available: in
         window = window_of(config, limits)
         _check_kernels(config.device, model)
         config = fit_memory(config, folder, window, available)
-        scheduler_config(config, limits)
+        check_scheduler(scheduler_config(config, limits))
         longest = longest_sequence(config, limits)
-    except ConfigError as error:
+    except (ConfigError, SchedulerError) as error:
         raise BadRequestError(str(error)) from error
     return Prepared(folder, name, config, limits, window, longest)
 
@@ -98,5 +97,3 @@ def _check_kernels(device: str, model: ModelConfig) -> None:
     group = model.num_attention_heads // model.num_key_value_heads
     if device == "cuda" and group > _MOST_GROUPED:
         raise ConfigError(f"{group} query heads to a key/value head are not supported on a CUDA device (at most 32)")
-    if model.vocab_size > _MOST_VOCABULARY:
-        raise ConfigError(f"a vocabulary of {model.vocab_size} tokens is not supported (at most {_MOST_VOCABULARY})")

@@ -12,6 +12,7 @@ from gpu_runtime.config import RuntimeConfig
 from gpu_runtime.control.chain_life import ChainLife
 from gpu_runtime.control.errors import BadRequestError, ExhaustedError, NoSuchModelError, NotReadyError, check_name
 from gpu_runtime.control.memory import DeviceUse
+from gpu_runtime.control.patience import in_thread, to_the_end, while_it_moves
 from gpu_runtime.control.prepare import Prepared, check_tokenizer, check_ways_in, prepare
 from gpu_runtime.control.watch import Watch
 from gpu_runtime.model.errors import ModelError
@@ -69,11 +70,12 @@ class Runtime:
             NotReadyError: another model is loaded, a change is under way, or an RDMA device cannot be opened.
             BadRequestError: the model is unsupported or broken.
             ExhaustedError: too little memory.
+            StalledError: nothing was heard of it for too long; it was given up.
             ChainError: the chain ended during its start; nothing is loaded then.
         """
         self._refuse_while_busy()
         async with self._busy:
-            folder = await self._resolve(source, progress)
+            folder = await while_it_moves(lambda moved: self._resolve(source, moved), progress)
             name = name or folder.name
             check_name("the model's name", name)
             life = self._life
@@ -81,7 +83,7 @@ class Runtime:
                 return life.model
             if life is not None and replace_grace is None:
                 raise NotReadyError(f"{life.model.name!r} is loaded; unload or replace it")
-            prepared = await asyncio.to_thread(self._prepare, folder, name)
+            prepared = await while_it_moves(lambda moved: in_thread(lambda: self._prepare(folder, name)), progress)
             if self._life is not None:
                 progress(0, 0, f"draining {self._life.model.name}")
                 await self._end_life(replace_grace or 0.0)
@@ -95,7 +97,7 @@ class Runtime:
         self.watch.set(Phase.PHASE_LOADING, self._epoch, name)
         self._memory.before_start()
         try:
-            self._life = await self._start_chain(prepared, progress)
+            self._life = await while_it_moves(lambda moved: self._start_chain(prepared, moved), progress)
         except BaseException as error:
             self.watch.set(Phase.PHASE_IDLE, self._epoch, detail=f"{name}: {error}")
             raise
@@ -111,7 +113,7 @@ class Runtime:
             raise ExhaustedError(f"no chain can be started: {error}") from error
 
     async def unload(self, name: str, grace_seconds: float) -> None:
-        """Drains the chain and frees the model.
+        """Drains the chain and frees the model, also when the caller goes away meanwhile.
 
         Raises:
             NoSuchModelError: it is not loaded.
@@ -120,6 +122,9 @@ class Runtime:
         if self._life is None or self._life.model.name != name:
             raise NoSuchModelError(f"no model named {name!r} is loaded")
         self._refuse_while_busy()
+        await to_the_end(self._unload(grace_seconds))
+
+    async def _unload(self, grace_seconds: float) -> None:
         async with self._busy:
             await self._end_life(grace_seconds)
 
@@ -198,7 +203,7 @@ class Runtime:
             loop.call_soon_threadsafe(progress, done, total, what)
 
         try:
-            return await asyncio.to_thread(resolve_model, source, report, weights=not self.config.random_weights)
+            return await in_thread(lambda: resolve_model(source, report, weights=not self.config.random_weights))
         except ModelError as error:
             raise BadRequestError(str(error)) from error
 

@@ -12,6 +12,19 @@ from gpu_runtime.model.errors import ModelError
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
+_MOST = {
+    "num_hidden_layers": 1024,
+    "hidden_size": 1 << 17,
+    "intermediate_size": 1 << 20,
+    "num_attention_heads": 1024,
+    "num_key_value_heads": 1024,
+    "vocab_size": 1 << 23,
+    "max_position_embeddings": 1 << 24,
+}
+"""Far more than any published model has (126 layers, 16,384 and 53,248 wide, 128 heads, 262,144 tokens, 10,485,760
+positions), and so little that whatever is done for each layer or position ends soon and every size fits 64 bits. Of
+tokens it is also what the sampling kernels can add the weights of."""
+
 
 @dataclass(frozen=True)
 class RopeScaling:
@@ -112,15 +125,26 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ModelError: missing or malformed.
     """
+    refuse_unless_file(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelError(f"{path.name} is missing in {path.parent}") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} does not hold a JSON object")
     return value
+
+
+def refuse_unless_file(path: Path) -> None:
+    """Whoever opens a pipe waits for its other end.
+
+    Raises:
+        ModelError: missing, or not a regular file.
+    """
+    if not path.exists():
+        raise ModelError(f"{path.name} is missing in {path.parent}")
+    if not path.is_file():
+        raise ModelError(f"{path} is not a regular file")
 
 
 def _architecture(raw: dict[str, Any]) -> str:
@@ -161,8 +185,15 @@ def _positive(raw: dict[str, Any], key: str, default: int | None = None) -> int:
     if value is None:
         value = default
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
-        raise ModelError(f"config.json: {key} is {value!r}, not a positive integer")
+        raise ModelError(f"config.json: {key} is {_shown(value)}, not a positive integer")
+    if value > _MOST.get(key, value):
+        raise ModelError(f"config.json: {key} is {value}, at most {_MOST[key]} is supported")
     return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "…"
 
 
 def _number(raw: dict[str, Any], key: str, default: float) -> float:
@@ -170,7 +201,7 @@ def _number(raw: dict[str, Any], key: str, default: float) -> float:
     if value is None:
         value = default
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise ModelError(f"config.json: {key} is {value!r}, not a positive number")
+        raise ModelError(f"config.json: {key} is {_shown(value)}, not a positive number")
     return float(value)
 
 

@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from gpu_runtime.model.config import ModelConfig, read_json
+from gpu_runtime.model.config import ModelConfig, read_json, refuse_unless_file
 from gpu_runtime.model.errors import ModelError
 
 DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -107,14 +107,13 @@ def read_header(path: Path) -> dict[str, Any]:
     Raises:
         ModelError: not such a file.
     """
+    refuse_unless_file(path)
     try:
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
             if size > _MAX_HEADER_BYTES:
                 raise ValueError("header too large")
             header = json.loads(file.read(size))
-    except FileNotFoundError as error:
-        raise ModelError(f"{path.name} is missing in {path.parent}") from error
     except (OSError, ValueError, RecursionError, struct.error) as error:
         raise ModelError(f"{path} is not a safetensors file: {error}") from error
     if not isinstance(header, dict):

@@ -67,7 +67,8 @@ BLINK_EXPORT blink_scheduler* blink_scheduler_create(const SchedulerConfig* conf
   state.outbound = outbound;
   // Anonymous memory is zero and, for the long rows of short sequences, never touched.
   scheduler->bytes = blink::carve(state, nullptr);
-  scheduler->memory = mmap(nullptr, scheduler->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  scheduler->memory = mmap(nullptr, scheduler->bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (scheduler->memory == MAP_FAILED) {
     delete scheduler;
     return nullptr;

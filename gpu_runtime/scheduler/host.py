@@ -75,6 +75,18 @@ def _library() -> ctypes.CDLL:
     return library
 
 
+def check_scheduler(config: NDArray[np.void]) -> None:
+    """Whether a scheduler, on any device, takes a configuration (0-d `layout.SchedulerConfig`).
+
+    Raises:
+        SchedulerError: says what is wrong.
+    """
+    own = np.array(config, dtype=layout.SchedulerConfig)
+    wrong = _library().blink_scheduler_check(own.ctypes.data)
+    if wrong:
+        raise SchedulerError(f"scheduler configuration: {wrong.decode()}")
+
+
 @dataclass(frozen=True)
 class Plan:
     """Views of the planned step, zero-copy, valid until the next step.
@@ -138,9 +150,7 @@ class HostScheduler:
         self._handle: int | None = None
         self._regions = (inbound, outbound)  # keeps the mappings alive
         self._config = np.array(config, dtype=layout.SchedulerConfig)
-        wrong = self._library.blink_scheduler_check(self._config.ctypes.data)
-        if wrong:
-            raise SchedulerError(f"scheduler configuration: {wrong.decode()}")
+        check_scheduler(self._config)
         self._handle = self._library.blink_scheduler_create(
             self._config.ctypes.data,
             inbound.ctypes.data,

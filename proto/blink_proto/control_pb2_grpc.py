@@ -104,6 +104,7 @@ class ControlServicer:
         that will be free by then, and what is wrong with it is refused while the old one serves on. Then the old one
         is drained and freed as by UnloadModel, and the new one starts as a new epoch.
         ABORTED: the chain ended during its start; no model is loaded then, and the state's detail says why.
+        DEADLINE_EXCEEDED from the runtime: nothing was heard of the load for 15 minutes, and it was given up.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

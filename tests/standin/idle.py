@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -9,10 +10,13 @@ from blink_proto import arena
 from gpu_runtime.chain.child import begin_child
 from gpu_runtime.scheduler import layout
 
+NEVER_READY = "BLINK_STANDIN_NEVER_READY"
+
 
 def main() -> None:
     _, mailbox, shared = begin_child()
-    mailbox.set_ready()
+    if NEVER_READY not in os.environ:
+        mailbox.set_ready()
     while (command := mailbox.command) != layout.Command.STOP:
         if command == layout.Command.DRAIN:
             shared.telemetry["state"] = arena.DeviceState.DRAINING

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
+import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +23,15 @@ from blink_proto.control_pb2 import Phase
 from blink_proto.rdma.binding import RdmaError
 from gpu_runtime import shared_arena
 from gpu_runtime.chain import process
+from gpu_runtime.chain.process import Progress
 from gpu_runtime.config import make_config
-from gpu_runtime.control.errors import ExhaustedError, NotReadyError
+from gpu_runtime.control import patience
+from gpu_runtime.control import runtime as runtime_module
+from gpu_runtime.control.errors import BadRequestError, ExhaustedError, NotReadyError, StalledError
 from gpu_runtime.control.runtime import Runtime
 from gpu_runtime.registration import verbs
 from gpu_runtime.shared_arena import ArenaLimits, SharedArena
+from tests.standin.idle import NEVER_READY
 from tests.tiny import save_tiny
 
 SIZES = arena.Sizes(channels=1, submit_slots=4, cancel_slots=4, log_slots=8, heap_tokens=1 << 12)
@@ -150,4 +157,97 @@ def test_an_arena_that_cannot_be_made_leaves_nothing(
         made.unlink()
 
     monkeypatch.setattr(shared_arena, "SHM_FOLDER", tmp_path)
+    play(monkeypatch, scene)
+
+
+def test_a_load_that_hangs_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, folders: tuple[str, str], tmp_path: Path
+) -> None:
+    """Be it in a thread that does not return, or in a chain that does not start: others can load afterwards."""
+    stuck = threading.Event()
+
+    def hang(*arguments: object, **named: object) -> None:
+        stuck.wait(60)
+
+    async def scene(runtime: Runtime) -> None:
+        await runtime.load(folders[0], "old", ignore)
+        with monkeypatch.context() as patch:
+            patch.setattr(patience, "STALL_SECONDS", 0.3)
+            for place in ("resolve_model", "prepare"):
+                with monkeypatch.context() as inner:
+                    inner.setattr(runtime_module, place, hang)
+                    with pytest.raises(StalledError, match="nothing was heard of it for 0 s"):
+                        await runtime.load(folders[1], "new", ignore, replace_grace=0.0)
+                assert serves(runtime, "old", 1)
+        await runtime.load(folders[1], "new", ignore, replace_grace=0.0)
+        assert serves(runtime, "new", 2)
+        monkeypatch.setattr(patience, "STALL_SECONDS", 3.0)
+        monkeypatch.setenv(NEVER_READY, "1")
+        with pytest.raises(StalledError, match="the last being: warming up"):
+            await runtime.load(folders[0], "stuck", ignore, replace_grace=0.0)
+        assert (runtime.watch.state.phase, runtime.models()) == (Phase.PHASE_IDLE, [])
+        assert "stuck: the load was given up" in runtime.watch.state.detail
+        monkeypatch.delenv(NEVER_READY)
+        await runtime.load(folders[0], "again", ignore)
+        assert serves(runtime, "again", 4)
+
+    began = time.monotonic()
+    play(monkeypatch, scene)
+    assert time.monotonic() - began < 40, "nobody waits for the threads"
+    stuck.set()
+
+
+def test_work_that_moves_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "STALL_SECONDS", 0.4)
+    told: list[int] = []
+
+    async def work(progress: Progress) -> str:
+        for done in range(6):
+            await asyncio.sleep(0.15)
+            progress(done, 6, "counting")
+        return "done"
+
+    assert asyncio.run(patience.while_it_moves(work, lambda done, total, what: told.append(done))) == "done"
+    assert told == list(range(6))
+
+
+def test_nobody_waits_for_an_unload_that_was_abandoned(
+    monkeypatch: pytest.MonkeyPatch, folders: tuple[str, str]
+) -> None:
+    """It goes on to its end, says so, and lets others load; in the meantime they are told that it is under way."""
+
+    async def scene(runtime: Runtime) -> None:
+        await runtime.load(folders[0], "old", ignore)
+        chain = runtime.life.chain
+        unloading = asyncio.create_task(runtime.unload("old", 5.0))
+        while runtime.watch.state.phase != Phase.PHASE_DRAINING:
+            await asyncio.sleep(0)
+        unloading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await unloading
+        with pytest.raises(NotReadyError, match="under way"):
+            await runtime.load(folders[1], "new", ignore)
+        while runtime.watch.state.phase != Phase.PHASE_IDLE:
+            await asyncio.sleep(0.01)
+        assert chain.ended
+        await runtime.load(folders[1], "new", ignore)
+        assert serves(runtime, "new", 2)
+
+    play(monkeypatch, scene)
+
+
+def test_sizes_without_end_are_refused_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """However the load ends, later ones are not refused for it."""
+    folder = save_tiny(tmp_path / "endless", "llama")
+    sound = json.loads((folder / "config.json").read_text())
+
+    async def scene(runtime: Runtime) -> None:
+        for key in ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads"):
+            (folder / "config.json").write_text(json.dumps(sound | {key: 10**9}))
+            with pytest.raises(BadRequestError, match=f"{key} is 1000000000, at most"):
+                await asyncio.wait_for(runtime.load(str(folder), "endless", ignore), 5)
+        (folder / "config.json").write_text(json.dumps(sound))
+        await runtime.load(str(folder), "sound", ignore)
+        assert serves(runtime, "sound", 1)
+
     play(monkeypatch, scene)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from gpu_runtime.model.config import ModelConfig, eos_token_ids
 from gpu_runtime.model.errors import ModelError
+from gpu_runtime.model.tensors import read_header
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -49,6 +51,46 @@ LLAMA = {
 def test_config_refuses(change: dict, word: str) -> None:
     with pytest.raises(ModelError, match=word):
         ModelConfig.from_dict(LLAMA | change)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "max_position_embeddings",
+    ],
+)
+def test_sizes_have_bounds(key: str) -> None:
+    """At once, whatever else would be made of them; the largest models published are far below."""
+    large = {
+        "vocab_size": 262_144,
+        "hidden_size": 16_384,
+        "intermediate_size": 53_248,
+        "num_hidden_layers": 126,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "max_position_embeddings": 10_485_760,
+        "head_dim": 128,
+    }
+    assert getattr(ModelConfig.from_dict(LLAMA | large), key) == large[key]
+    for value in (10**9, 2**31 - 1, 10**30, 0, -1, 1.5, True, "9" * 1000):
+        with pytest.raises(ModelError, match=f"config.json: {key} is ") as refused:
+            ModelConfig.from_dict(LLAMA | large | {key: value})
+        assert len(str(refused.value)) < 140
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="not a regular file"):
+        ModelConfig.from_file(tmp_path / "config.json")
+    with pytest.raises(ModelError, match="not a regular file"):
+        read_header(tmp_path / "model.safetensors")
 
 
 def test_config_defaults() -> None:

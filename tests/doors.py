@@ -21,7 +21,8 @@ from gpu_runtime.control import entrance
 from gpu_runtime.control.chain_life import ChainLife
 from gpu_runtime.control.entrance import Entrance
 from gpu_runtime.control.runtime import Runtime
-from gpu_runtime.control.server import Listen, start_server
+from gpu_runtime.control.server import ControlServer, Listen, start_server
+from gpu_runtime.control.tls import TlsFiles
 from gpu_runtime.shared_arena import ArenaLimits, SharedArena
 
 
@@ -72,8 +73,22 @@ class Doors:
 
     life: ChainLife
     registrar: SlowRegistrar
-    channel: grpc.aio.Channel
-    port: int
+    server: ControlServer
+    certificates: Path | None
+    channel: Any = None
+    """A front end's."""
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    def connection(self, name: str) -> grpc.aio.Channel:
+        """A new one, with a certificate of the folder; in plain text where there is none."""
+        where, options = f"127.0.0.1:{self.port}", [("grpc.use_local_subchannel_pool", 1)]
+        if self.certificates is None:
+            return grpc.aio.insecure_channel(where, options=options)
+        files = [(self.certificates / file).read_bytes() for file in ("ca.pem", f"{name}-key.pem", f"{name}.pem")]
+        return grpc.aio.secure_channel(where, grpc.ssl_channel_credentials(*files), options=options)
 
     @property
     def stub(self) -> ControlStub:
@@ -96,6 +111,10 @@ class Doors:
                 await asyncio.sleep(0.01)
 
 
+def _tls(folder: Path) -> TlsFiles:
+    return TlsFiles(*(str(folder / name) for name in ("server.pem", "server-key.pem", "ca.pem")))
+
+
 async def _go_on(shared: SharedArena) -> None:
     """As the device's scheduler does."""
     while True:
@@ -104,8 +123,8 @@ async def _go_on(shared: SharedArena) -> None:
 
 
 @asynccontextmanager
-async def doors(patch: pytest.MonkeyPatch, listen: Listen | None = None) -> AsyncIterator[Doors]:
-    """Four channels; plain text on a free port if nothing else is said."""
+async def doors(patch: pytest.MonkeyPatch, certificates: Path | None = None) -> AsyncIterator[Doors]:
+    """Four channels; plain text without a folder of certificates."""
     registrar = SlowRegistrar()
     patch.setattr(entrance, "make_registrar", lambda *choice: registrar)
     config = make_config("cpu", channels=4, transports=("verbs",), rdma_address="192.0.2.1", lease_timeout_seconds=2.0)
@@ -118,10 +137,11 @@ async def doors(patch: pytest.MonkeyPatch, listen: Listen | None = None) -> Asyn
     runtime._life = life
     runtime.watch.set(control_pb2.PHASE_SERVING, 1, "tiny", life=life.number)
     device = asyncio.create_task(_go_on(shared))
-    server = await start_server(runtime, listen or Listen("127.0.0.1:0"))
+    server = await start_server(runtime, Listen("127.0.0.1:0", certificates and _tls(certificates)))
+    made = Doors(life, registrar, server, certificates)
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            yield Doors(life, registrar, channel, server.port)
+        async with made.connection("front-end") as made.channel:
+            yield made
     finally:
         await way_in.close()
         await server.stop()

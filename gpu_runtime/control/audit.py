@@ -18,14 +18,14 @@ _TOLD = ("source", "name", "replace", "grace_seconds", "resume", "front_end", "c
 _LONGEST = 512
 
 
-@dataclass(frozen=True)
+@dataclass
 class Entry:
     """A call that begins."""
 
     method: str
     caller: Caller
-    request: Any
-    """None: not told."""
+    request: Any = None
+    """None: not told, or it did not come."""
     began: float = field(default_factory=time.monotonic)
 
 

@@ -16,8 +16,8 @@ from blink_proto.control_pb2_grpc import add_ControlServicer_to_server
 from blink_proto.dial import DialError
 from blink_proto.grpc_settings import MAX_CALLS, SERVER_OPTIONS, is_local
 from gpu_runtime.config import ConfigError
-from gpu_runtime.control.access import Guard
 from gpu_runtime.control.audit import STANDARD_ERROR, Audit
+from gpu_runtime.control.guard import Guard
 from gpu_runtime.control.health import SERVICE, follow_health, make_health
 from gpu_runtime.control.runtime import Runtime
 from gpu_runtime.control.service import ControlService

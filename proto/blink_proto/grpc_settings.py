@@ -20,8 +20,8 @@ MAX_ANSWER_BYTES = 4 << 20
 MAX_METADATA_BYTES = 16 << 10
 MAX_STREAMS = 32
 """Calls of one connection at a time."""
-MAX_CALLS = 512
-"""Calls of all connections at a time; more get RESOURCE_EXHAUSTED."""
+MAX_CALLS = 1024
+"""Calls of all connections at a time; more get RESOURCE_EXHAUSTED. What of it anybody may have the runtime says."""
 
 SERVER_OPTIONS: Options = [
     ("grpc.so_reuseport", 0),

@@ -117,6 +117,10 @@ class ChannelClient:
         """Readable when what was fetched may have arrived; see `Transport`."""
         return self._transport.descriptor
 
+    def take_in(self) -> None:
+        """Takes in what was fetched and has come, for nobody to look at yet: the descriptor is readable no more."""
+        self._transport.fetched(0)
+
     def fetch(self) -> None:
         """Asks for what the next `poll` or `take_lease` looks at: the cursors, and then the log behind the last record
         read. Only where the device's memory is far away does this do anything."""

@@ -214,6 +214,8 @@ class Pump:
             self._guarded(lambda: self._take_news(time.monotonic()))
         elif self.client.state is LeaseState.ASKED:
             self._guarded(lambda: self._take_lease(time.monotonic()))
+        else:  # the lease was lost meanwhile; what stays in the descriptor would be told again and again
+            self._guarded(self.client.take_in)
 
     def _guarded(self, step: Callable[[], None]) -> None:
         try:

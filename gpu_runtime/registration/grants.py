@@ -78,9 +78,10 @@ class RegionGrant:
         self.windows: tuple[Window, ...] = ()
         self._regions: list[Region] = []
         self._domain = device.domain()
-        self.pair = self._domain.queue_pair(_ANSWERS)
-        self._connected = True
+        self._connected = False
         try:
+            self.pair = self._domain.queue_pair(_ANSWERS)
+            self._connected = True
             self.pair.connect(peer, _OF_PEERS)
         except RdmaError:
             self.close()

@@ -73,8 +73,8 @@ def test_a_stream_goes_on_while_the_runtime_is_stopped(doca_server: Serving):
 
 
 def test_no_process_may_leave_a_core_file_or_be_looked_into(doca_server: Serving):
-    """The limit is inherited; what counts where the core pattern is a pipe is not, so each process has to ask for it. See
-    `tests/rdma` for what comes of a signal that would leave a core file."""
+    """The limit is inherited; what counts where the core pattern is a pipe is not, so each process has to ask for it.
+    `tests/rdma` shows what comes of a signal that would leave a core file."""
     modules = {"dpu_service.main": 1, "dpu_service.worker": 2, "gpu_runtime.main": 2, "gpu_runtime.chain.soft": 2}
     ours = psutil.Process(doca_server.process.pid).children(recursive=True)
     commands = {process.pid: process.cmdline() for process in ours}

@@ -47,16 +47,19 @@ class PlayedDevice:
     pairs: ClassVar[dict[int, PlayedPair]] = {}
     openings: ClassVar[dict[int, PlayedRegion | PlayedWindow]] = {}
     """What peers may reach, by key."""
+    domains: ClassVar[set[PlayedDomain]] = set()
+    opened: ClassVar[int] = 0
 
     def __init__(self, name: str, address: str) -> None:
         if name not in ("", self.name) or address != ADDRESS:
             raise RdmaError(f"no RDMA device has the address {address}")
+        PlayedDevice.opened += 1
 
     def domain(self) -> PlayedDomain:
         return PlayedDomain()
 
     def close(self) -> None:
-        """Holds nothing."""
+        PlayedDevice.opened -= 1
 
 
 class PlayedDeviceWithoutWindows(PlayedDevice):
@@ -123,6 +126,9 @@ class PlayedWindow:
 class PlayedDomain:
     """See `Domain`."""
 
+    def __init__(self) -> None:
+        PlayedDevice.domains.add(self)
+
     def register(self, address: int, size: int, access: Access) -> Region:
         return PlayedRegion(self, address, size, access)
 
@@ -136,7 +142,9 @@ class PlayedDomain:
         return PlayedPair(self, depth)
 
     def close(self) -> None:
-        """Holds nothing."""
+        if any(one.domain is self for one in PlayedDevice.openings.values()):
+            raise RdmaError("dealloc_pd failed (Device or resource busy)")
+        PlayedDevice.domains.discard(self)
 
 
 class PlayedPair:

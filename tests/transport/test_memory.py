@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 
+from blink_proto import arena
 from dpu_service.transport.base import Range, TransportError
 from tests.transport.site import PATIENCE, Site
 
@@ -71,6 +74,19 @@ def test_more_is_written_at_once_than_can_be_under_way(site: Site) -> None:
     transport.flush(PATIENCE)
     assert site.written(heap) == 7
     assert bytes(site.device.inbound[heap + WORD : heap + len(whole)]) == (whole[7:] + whole[:7])[WORD:]
+
+
+def test_a_payload_that_is_longer_than_anything_on_the_way_holds(new_site: Callable[..., Site]) -> None:
+    """3.5 MiB: more than a transport's local memory, and than all its work that is under way."""
+    sizes = arena.Sizes(channels=1, submit_slots=4, cancel_slots=2, log_slots=8, heap_tokens=1 << 20)
+    site = new_site(sizes=sizes)
+    transport, heap = site.enter().transport, site.heap()
+    content = np.random.default_rng(7).bytes(7 << 19)
+    transport.write(heap, content)
+    transport.commit(heap + len(content), 0x3500)
+    transport.flush(PATIENCE)
+    assert site.written(heap + len(content)) == 0x3500
+    assert bytes(site.device.inbound[heap : heap + len(content)]) == content
 
 
 def test_a_fetch_shows_what_was_there_when_it_was_asked_for(site: Site) -> None:

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from blink_proto.rdma.binding import Read, Work, Write
-from blink_proto.rdma.wire import Answer
+from blink_proto.rdma.binding import RdmaError, Read, Work, Write
+from blink_proto.rdma.gids import gid_of
+from blink_proto.rdma.wire import Answer, Endpoint
 from dpu_service.sequences.pump import Pump
+from dpu_service.transport.base import TransportError
+from gpu_runtime.registration import verbs
+from gpu_runtime.registration.base import RegistrationError
 from tests.transport.kinds import KINDS
-from tests.transport.played import PlayedDevice, PlayedPair, PlayedRegion, PlayedWindow
+from tests.transport.played import ADDRESS, PlayedDevice, PlayedDomain, PlayedPair, PlayedRegion, PlayedWindow
 from tests.transport.site import PATIENCE, Site, ask
 
 LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, BIND = 1, 2, 4, 16
@@ -135,3 +140,49 @@ def test_a_turn_of_the_pump_asks_once(site: Site, posted: list[list[Work]]) -> N
         site.device.turn()
         pump._turn()
     assert [len(asked) for asked in reads(posted)] == [2] * 5
+
+
+def offer() -> bytes:
+    """Of a front end that never comes."""
+    return Endpoint(99, 1, gid_of(ADDRESS), 0, 3).to_bytes()
+
+
+@pytest.mark.parametrize(("linger", "left"), [(0.0, 1), (60.0, 5)])
+def test_connections_that_were_revoked_are_ended(
+    site: Site, linger: float, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the next session; and not at once, so that their peers are told that the keys are void."""
+    monkeypatch.setattr(verbs, "LINGER_SECONDS", linger)
+    for _ in range(5):
+        site.registrar.register(offer(), (0,)).revoke()
+    assert len(PlayedDevice.pairs) == left
+
+
+def test_a_queue_pair_that_cannot_be_had_leaves_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(domain: PlayedDomain, depth: int) -> PlayedPair:
+        raise RdmaError("create_qp failed (Cannot allocate memory)")
+
+    site.registrar.register(offer(), (0,)).revoke()  # with windows, memory stays registered for later sessions
+    before = set(PlayedDevice.domains), PlayedDevice.opened
+    with monkeypatch.context() as patched:
+        patched.setattr(PlayedDomain, "queue_pair", none_left)
+        with pytest.raises(RegistrationError, match="create_qp failed"):
+            site.registrar.register(offer(), (0,))
+        with pytest.raises(TransportError, match="create_qp failed"):
+            site.kind.connector()
+    assert (set(PlayedDevice.domains), PlayedDevice.opened) == before
+    site.die()
+    assert (PlayedDevice.domains, PlayedDevice.opened, PlayedDevice.pairs) == (set(), 0, {})
+
+
+def test_an_answer_that_names_memory_outside_of_the_arena_leaves_nothing(site: Site) -> None:
+    def far(answer: bytes) -> bytes:
+        found = Answer.from_bytes(answer)
+        head, log = found.outbound
+        return Answer(found.endpoint, found.inbound, (head, replace(log, size=1 << 40))).to_bytes()
+
+    with pytest.raises(TransportError, match="outside of the arena"):
+        site.enter(forge=far)
+    site.die()
+    assert (PlayedDevice.domains, PlayedDevice.opened, PlayedDevice.pairs) == (set(), 0, {})
+    assert PlayedDevice.openings == {}

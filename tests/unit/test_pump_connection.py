@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from blink_proto import arena
 from blink_proto.arena import Finish
-from dpu_service.channel.client import ChannelClient
+from dpu_service.channel.client import ChannelClient, LeaseState
+from dpu_service.channel.errors import LeaseLostError
 from dpu_service.channel.rings import Sampling
 from dpu_service.sequences.errors import DeviceUnavailableError
 from dpu_service.sequences.inbox import Inbox
@@ -48,8 +52,10 @@ def site() -> Iterator[Site]:
     made.close()
 
 
-def make_pump(device: ReplayDevice, site: Site, broken: list[str]) -> tuple[Pump, Breakable]:
-    transport = Breakable(device.blob(), len(device.inbound), len(device.outbound))
+def make_pump(
+    device: ReplayDevice, site: Site, broken: list[str], kind: type[Breakable] = Breakable
+) -> tuple[Pump, Any]:
+    transport = kind(device.blob(), len(device.inbound), len(device.outbound))
     client = ChannelClient(transport, site.geometry(), 0)
     return Pump(client, 16, 10.0, on_broken=lambda: broken.append("broken")), transport
 
@@ -110,3 +116,58 @@ def test_a_request_that_finds_the_connection_lost_fails_like_those_under_way(sit
 
     asyncio.run(play())
     assert broken == ["broken"]
+
+
+class Arriving(Breakable):
+    """Shared memory whose descriptor is readable until somebody looks at what has come."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.event = os.eventfd(0, os.EFD_NONBLOCK)
+
+    @property
+    def descriptor(self) -> int | None:
+        return self.event
+
+    def fetched(self, ticket: int) -> bool:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.event)
+        return True
+
+    def read(self, offset: int, size: int) -> bytes:
+        self.fetched(0)
+        return super().read(offset, size)
+
+
+def test_what_comes_after_the_lease_was_lost_is_taken_in_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And does not keep the event loop busy until the worker asks for the channel again."""
+    told: list[LeaseState] = []
+    take = Pump._take_arrivals
+
+    def note(pump: Pump) -> None:
+        told.append(pump.client.state)
+        take(pump)
+
+    def lost() -> None:
+        raise LeaseLostError("the device ended this worker's lease")
+
+    async def play() -> None:
+        pump, transport = make_pump(site.device, site, [], Arriving)
+        running = asyncio.create_task(pump.run())
+        await ready(pump)
+        monkeypatch.setattr("dpu_service.sequences.pump.BEAT_SECONDS", 5.0)  # so long it stays without the channel
+        monkeypatch.setattr(pump.client, "poll", lost)
+        pump._wakeup.set()
+        async with asyncio.timeout(10):
+            while pump.client.state is not LeaseState.VACANT:
+                await asyncio.sleep(0.005)
+        told.clear()
+        for _ in range(3):
+            os.eventfd_write(transport.event, 1)
+            await asyncio.sleep(0.05)
+        assert told == [LeaseState.VACANT] * 3
+        pump.close(DeviceUnavailableError("the end"))
+        running.cancel()
+
+    monkeypatch.setattr(Pump, "_take_arrivals", note)
+    asyncio.run(play())

@@ -64,32 +64,58 @@ def make_sender(pair: Pair) -> tuple[Sender, PinnedMemory]:
     return Sender(pair, memory, Staging(0, STAGING)), memory  # type: ignore[arg-type]
 
 
-@given(st.lists(st.tuples(st.integers(0, 900), st.integers(1, 700)), min_size=1, max_size=60), st.randoms())
-def test_everything_arrives_in_order_whatever_room_there_is(writes: list[tuple[int, int]], chance: Any) -> None:
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 900), st.integers(1, 1500)), min_size=1, max_size=6), min_size=1, max_size=40
+    ),
+    st.randoms(),
+)
+def test_everything_arrives_in_order_whatever_room_there_is(writes: list[list[tuple[int, int]]], chance: Any) -> None:
+    """Also where a batch finds room for its first payloads alone, or is more than the whole ring holds."""
     pair = Pair(4096)
     sender, _ = make_sender(pair)
     expected = bytearray(4096)
-    for number, (place, size) in enumerate(writes):
-        content = bytes([number % 256]) * size
-        expected[place : place + size] = content
-        sender.send(Batch([Payload(content, place, 7)]))
+    for number, places in enumerate(writes):
+        payloads = [Payload(bytes([(number + 7 * i) % 256]) * size, place, 7) for i, (place, size) in enumerate(places)]
+        for payload in payloads:
+            expected[payload.remote : payload.remote + len(payload.content)] = payload.content
+        sender.send_payloads(payloads)
         if chance.random() < 0.4:
             pair.work(chance.randrange(3))
             sender.progress()
-    while not sender.idle:
+    for _ in range(1000):
         pair.work()
         sender.progress()
+    assert sender.idle
     assert pair.memory == expected
 
 
-@given(st.lists(st.one_of(st.integers(1, 120), st.just(0)), max_size=200))
+def test_a_batch_is_no_longer_than_the_queue_and_no_larger_than_the_ring() -> None:
+    pair = Pair()
+    sender, _ = make_sender(pair)
+    sender.send_payloads([Payload(b"x", place, 7) for place in range(DEPTH + 3)])
+    sender.send_payloads([Payload(bytes(1500), 0, 7) for _ in range(5)])
+    sizes = []
+    while pair.posted:
+        sizes.append([work.size for works, _ in pair.posted for work in works])
+        pair.work(len(pair.posted))
+        sender.progress()
+    assert sizes == [[1] * DEPTH, [1, 1, 1, 1500, 1500], [1500, 1500], [1500]]
+    assert sender.idle
+
+
+BACK, VAIN = 0, -1
+"""The oldest bytes are given back; the newest ones were taken in vain."""
+
+
+@given(st.lists(st.one_of(st.integers(1, 120), st.sampled_from([BACK, VAIN])), max_size=200))
 def test_staged_bytes_never_overlap(steps: list[int]) -> None:
     staging, live = Staging(64, 128), []
     for step in steps:
-        if step == 0:
+        if step in (BACK, VAIN):
             if live:
-                staging.give_back(1)
-                live.pop(0)
+                (staging.give_back if step == BACK else staging.take_back)(1)
+                live.pop(0 if step == BACK else -1)
             continue
         at = staging.take(step)
         if at is not None:

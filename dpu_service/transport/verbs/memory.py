@@ -35,7 +35,7 @@ class Staging:
     """
 
     def __init__(self, start: int, size: int) -> None:
-        self._start, self._size = start, size
+        self._start, self.size = start, size
         self._head = 0
         self._spans: deque[tuple[int, int]] = deque()
         """(position of the head before it, position behind it) of what is given out, positions without wrap."""
@@ -45,14 +45,14 @@ class Staging:
         if not self._spans:
             self._head = 0  # an empty ring has all its room in one piece
         at = self._head
-        if at % self._size + size > self._size:  # does not fit before the end of the ring
-            at += self._size - at % self._size
+        if at % self.size + size > self.size:  # does not fit before the end of the ring
+            at += self.size - at % self.size
         tail = self._spans[0][0] if self._spans else self._head
-        if at + size - tail > self._size or size > self._size:
+        if at + size - tail > self.size or size > self.size:
             return None
         self._spans.append((self._head, at + size))
         self._head = at + size
-        return self._start + at % self._size
+        return self._start + at % self.size
 
     def take_back(self, count: int) -> None:
         """The last `count` takes were in vain."""

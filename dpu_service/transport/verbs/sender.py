@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from blink_proto.rdma.binding import INLINE_BYTES, QueuePair, RdmaError, Read, Write
@@ -73,6 +73,18 @@ class Sender:
         """
         if self._failure is not None:
             raise TransportError(str(self._failure))
+
+    def send_payloads(self, payloads: Iterable[Payload]) -> None:
+        """As few batches as there may be: each has to fit on the queue pair, and into the staging ring when that is
+        empty."""
+        batch, size = Batch(), 0
+        for payload in payloads:
+            size += len(payload.content)
+            if batch.pieces == DEPTH or size > self._staging.size:
+                self.send(batch)
+                batch, size = Batch(), len(payload.content)
+            batch.payloads.append(payload)
+        self.send(batch)
 
     def send(self, batch: Batch) -> None:
         """After everything that was sent before."""

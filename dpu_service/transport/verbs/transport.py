@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from blink_proto import arena
 from blink_proto.rdma.binding import Access, Device, Domain, QueuePair, RdmaError, open_device
@@ -13,7 +14,7 @@ from blink_proto.rdma.wire import Answer, WireError
 from dpu_service.transport.base import Range, TransportError
 from dpu_service.transport.verbs.memory import PinnedMemory, Staging
 from dpu_service.transport.verbs.mirror import SLOT_BYTES, SLOTS, Mirror
-from dpu_service.transport.verbs.sender import DEPTH, PIECE_BYTES, Batch, Payload, Sender, word_payload
+from dpu_service.transport.verbs.sender import DEPTH, PIECE_BYTES, Payload, Sender, word_payload
 from dpu_service.transport.verbs.windows import Windows
 
 log = logging.getLogger(__name__)
@@ -31,16 +32,17 @@ class VerbsConnector:
     """
 
     def __init__(self, rdma: RdmaChoice) -> None:
-        try:
-            self._device = open_device(rdma.device, rdma.address, rdma.bindings)
-        except RdmaError as error:
-            raise TransportError(str(error)) from error
+        with ExitStack() as undo:
+            try:
+                self._device = open_device(rdma.device, rdma.address, rdma.bindings)
+                undo.callback(self._device.close)
+                self._domain: Domain | None = self._device.domain()
+                undo.callback(self._domain.close)
+                self._pair = self._domain.queue_pair(DEPTH)
+            except RdmaError as error:
+                raise TransportError(str(error)) from error
+            undo.pop_all()
         log.info("verbs", extra={"fields": {"binding": self._device.binding, "device": self._device.name}})
-        try:
-            self._domain: Domain | None = self._device.domain()
-            self._pair = self._domain.queue_pair(DEPTH)
-        except RdmaError as error:
-            raise TransportError(str(error)) from error
 
     @property
     def offer(self) -> bytes:
@@ -84,10 +86,10 @@ class VerbsTransport:
     def __init__(self, device: Device, domain: Domain, pair: QueuePair, answer: Answer, sizes: arena.Sizes) -> None:
         self._device, self._domain, self._pair = device, domain, pair
         inbound, outbound = arena.InboundLayout(sizes).total_bytes, arena.OutboundLayout(sizes).total_bytes
-        self._inbound = Windows(answer.inbound, inbound)
+        self._inbound, readable = Windows(answer.inbound, inbound), Windows(answer.outbound, outbound)
         self._memory = PinnedMemory(domain, STAGING_BYTES + SLOTS * SLOT_BYTES)
         self._sender = Sender(pair, self._memory, Staging(0, STAGING_BYTES))
-        self._mirror = Mirror(self._sender, self._memory, STAGING_BYTES, Windows(answer.outbound, outbound), outbound)
+        self._mirror = Mirror(self._sender, self._memory, STAGING_BYTES, readable, outbound)
         self._unsent: list[Payload] = []
         self._armed = False
         self._closed = False
@@ -154,8 +156,7 @@ class VerbsTransport:
     def _send_out(self, *last: Payload) -> None:
         self._sender.check()
         payloads, self._unsent = [*self._unsent, *last], []
-        for at in range(0, len(payloads), DEPTH):
-            self._sender.send(Batch(payloads[at : at + DEPTH]))
+        self._sender.send_payloads(payloads)
 
     def _progress(self) -> None:
         if self._closed:

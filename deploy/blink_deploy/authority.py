@@ -1,4 +1,5 @@
-"""A small certificate authority in a folder: one certificate for the runtime, one for each role of its callers.
+"""A small certificate authority in a folder: one certificate for the runtime, one for each role of its callers, and as
+many more as are asked for.
 
 Keys are on the curve P-256, in PKCS #8 without a password, readable by their owner only.
 """
@@ -8,12 +9,14 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -23,6 +26,8 @@ from blink_proto.roles import Role, role_of
 AUTHORITY, SERVER = "ca", "server"
 LEAVES = (SERVER, *(role.value for role in Role))
 AUTHORITY_DAYS = 3650
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,57}")
+"""Of a certificate that was asked for: names its files and its subject, which has room for 64 characters."""
 _EARLIER = datetime.timedelta(minutes=5)
 """Certificates begin a little before now: clocks differ."""
 
@@ -73,22 +78,65 @@ def initialise(folder: Path, hosts: Sequence[str], days: int) -> None:
     _sign_all(folder, names, days, LEAVES)
 
 
+def issue(folder: Path, role: Role, name: str, days: int) -> None:
+    """Signs one more certificate for a role, with a subject of its own: `CN=blink NAME`.
+
+    Raises:
+        CertificateError: there is no usable authority, or the name is taken or no good one.
+        OSError: the folder cannot be written.
+    """
+    if not _NAME.fullmatch(name) or name in (AUTHORITY, *LEAVES) or name.endswith("-key"):
+        raise CertificateError(
+            f"{name!r} cannot name a certificate: letters, digits, '.', '_' and '-', 58 at most, beginning with a "
+            "letter or digit, no '-key' at the end, and none of the names that `certs init` gives"
+        )
+    for path in (certificate_path(folder, name), key_path(folder, name)):
+        if os.path.lexists(path):
+            raise CertificateError(f"{path} is there already; `certs renew {name}` signs it anew")
+    authority, signer = _read_authority(folder)
+    key = ec.generate_private_key(ec.SECP256R1())
+    _write_pair(folder, name, _caller(authority, signer, key, name, role, days), key)
+
+
 def renew(folder: Path, hosts: Sequence[str], days: int, which: Sequence[str]) -> None:
     """Signs anew, with new keys, by the same authority. Running servers take their files up by themselves.
 
     Args:
         hosts: beside this machine's; empty: those that the present certificate has.
-        which: of `LEAVES`.
+        which: of `LEAVES`, or issued; empty: all.
 
     Raises:
         CertificateError: there is no usable authority, or a name is wrong.
         OSError: the folder cannot be written.
     """
-    unknown = sorted(set(which) - set(LEAVES))
+    there = [*LEAVES, *issued(folder)]
+    unknown = sorted(set(which) - set(there))
     if unknown:
-        raise CertificateError(f"no such certificate: {', '.join(unknown)}; there are: {', '.join(LEAVES)}")
+        raise CertificateError(f"no such certificate: {', '.join(unknown)}; there are: {', '.join(there)}")
     names = _names([*_own_hosts(), *hosts]) if hosts else _present_names(folder)
-    _sign_all(folder, names, days, which)
+    _sign_all(folder, names, days, which or there)
+
+
+def issued(folder: Path) -> list[str]:
+    """Names of the certificates that were asked for, in order: those in the folder that its authority has signed for a
+    role.
+
+    Raises:
+        CertificateError: the authority cannot be read.
+    """
+    authority = _read_certificate(folder, AUTHORITY)
+    names = sorted(path.name.removesuffix(".pem") for path in folder.glob("*.pem"))
+    others = [name for name in names if name not in (AUTHORITY, *LEAVES) and not name.endswith("-key")]
+    return [name for name in others if _is_issued(folder, name, authority)]
+
+
+def _is_issued(folder: Path, name: str, authority: x509.Certificate) -> bool:
+    try:
+        made = _read_certificate(folder, name)
+        made.verify_directly_issued_by(authority)
+    except (CertificateError, ValueError, TypeError, InvalidSignature):
+        return False
+    return _role(made) is not None
 
 
 def show(folder: Path) -> list[Shown]:
@@ -97,11 +145,15 @@ def show(folder: Path) -> list[Shown]:
     Raises:
         CertificateError: one is missing or cannot be read.
     """
-    return [_describe(name, _read_certificate(folder, name)) for name in (AUTHORITY, *LEAVES)]
+    return [_describe(name, _read_certificate(folder, name)) for name in (AUTHORITY, *LEAVES, *issued(folder))]
+
+
+def _role(made: x509.Certificate) -> Role | None:
+    return role_of(_alternative(made, x509.UniformResourceIdentifier))
 
 
 def _describe(name: str, made: x509.Certificate) -> Shown:
-    role = role_of(_alternative(made, x509.UniformResourceIdentifier))
+    role = _role(made)
     hosts = [*_alternative(made, x509.DNSName), *_alternative(made, x509.IPAddress)]
     fingerprint = made.fingerprint(hashes.SHA256()).hex()
     return Shown(
@@ -116,9 +168,21 @@ def _sign_all(folder: Path, names: list[x509.GeneralName], days: int, which: Seq
         if name == SERVER:
             made = _leaf(authority, signer, key, name, names, ExtendedKeyUsageOID.SERVER_AUTH, days)
         else:
-            uri = x509.UniformResourceIdentifier(Role(name).uri)
-            made = _leaf(authority, signer, key, name, [uri], ExtendedKeyUsageOID.CLIENT_AUTH, days)
+            role = Role(name) if name in LEAVES else _role(_read_certificate(folder, name))
+            made = _caller(authority, signer, key, name, role or Role.READER, days)
         _write_pair(folder, name, made, key)
+
+
+def _caller(
+    authority: x509.Certificate,
+    signer: ec.EllipticCurvePrivateKey,
+    key: ec.EllipticCurvePrivateKey,
+    name: str,
+    role: Role,
+    days: int,
+) -> x509.Certificate:
+    uri = x509.UniformResourceIdentifier(role.uri)
+    return _leaf(authority, signer, key, name, [uri], ExtendedKeyUsageOID.CLIENT_AUTH, days)
 
 
 def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:

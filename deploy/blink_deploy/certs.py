@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from blink_deploy.output import REFUSED, USAGE, Output, PlainTable, say_error, show
+from blink_proto.roles import Role
 
 app = typer.Typer(no_args_is_help=True, help="Certificates for the control plane.")
 Folder = Annotated[Path, typer.Option("--dir", envvar="BLINK_CERTS", help="Folder of the authority and what it signs.")]
@@ -28,15 +29,28 @@ def init(context: typer.Context, folder: Folder = DEFAULT_FOLDER, host: Hosts = 
 
 
 @app.command()
+def issue(
+    context: typer.Context,
+    role: Annotated[Role, typer.Argument(help="What it may be used for.")],
+    name: Annotated[str, typer.Option("--name", help="Of its two files and its subject, as dpu-a.")],
+    folder: Folder = DEFAULT_FOLDER,
+    days: Days = 365,
+) -> None:
+    """Signs one more certificate: a subject of its own for each front end, administrator or reader."""
+    _run(lambda authority: authority.issue(folder, role, name, days))
+    _show(context, folder)
+
+
+@app.command()
 def renew(
     context: typer.Context,
-    which: Annotated[list[str] | None, typer.Argument(help="server, front-end, …; default: all.")] = None,
+    which: Annotated[list[str] | None, typer.Argument(help="server, front-end, dpu-a, …; default: all.")] = None,
     folder: Folder = DEFAULT_FOLDER,
     host: Hosts = None,
     days: Days = 365,
 ) -> None:
     """Signs anew, with new keys. Running programs take their files up by themselves."""
-    _run(lambda authority: authority.renew(folder, host or [], days, which or authority.LEAVES))
+    _run(lambda authority: authority.renew(folder, host or [], days, which or []))
     _show(context, folder)
 
 
@@ -68,7 +82,8 @@ def _show(context: typer.Context, folder: Path) -> None:
             "certificate", "role", "names", "valid until", "SHA-256", title=str(folder), title_justify="left"
         )
         for one in found:
-            made.add_row(one.name, one.role, ", ".join(one.names), f"{one.expires:%Y-%m-%d}", one.fingerprint[:16])
+            names, until = ", ".join(one.names), f"{one.expires:%Y-%m-%d}"
+            made.add_row(one.name, one.role, one.subject, names, until, one.fingerprint[:16])
         return made
 
     output: Output = context.obj.output

@@ -35,7 +35,7 @@ from blink_deploy.output import (
 )
 from blink_deploy.watching.command import Follower, shown
 from blink_deploy.watching.scrape import Metrics
-from blink_proto import control_pb2
+from blink_proto import VERSION, control_pb2
 from blink_proto.dial import Dial, DialError
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_show_locals=False)
@@ -53,6 +53,12 @@ class Options:
     dial: Dial
     output: Output
     timeout: float
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"blinkctl {VERSION}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -79,6 +85,9 @@ def _options(
     timeout: Annotated[
         float, typer.Option(envvar="BLINK_TIMEOUT", min=0.1, help="Seconds for an answer.")
     ] = DEADLINE_SECONDS,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Says the version, and ends.")
+    ] = False,
 ) -> None:
     """Administers a GPU runtime."""
     if certs is not None and not (ca or cert or key):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -176,6 +177,12 @@ def test_who_watches_is_told_that_the_runtime_ends(tmp_path: Path) -> None:
     assert not re.search("Traceback|Cancelled", log), log
 
 
+def test_version() -> None:
+    """The package's."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert ctl("--version").stdout == f"blinkctl {project['version']}\n"
+
+
 def test_completion() -> None:
     """What a shell asks for when somebody presses the tab key."""
 
@@ -204,7 +211,8 @@ def test_completion() -> None:
         "certs",
         "doctor",
     }
-    assert offered("certs ") == {"init", "renew", "show"}
+    assert offered("certs ") == {"init", "issue", "renew", "show"}
+    assert offered("certs issue ") == {"front-end", "administrator", "reader"}
     assert "--replace" in offered("load --re")
 
 

@@ -92,8 +92,13 @@ class ChainProcess:
         while not self.mailbox.ready:
             if self.ended:
                 raise ChainError(await self.failure())
-            progress(*self.mailbox.progress, "warming up")
+            self._tell(progress)
             await asyncio.sleep(0.05)
+        self._tell(progress)
+
+    def _tell(self, progress: Progress) -> None:
+        done, total = self.mailbox.progress
+        progress(done, total, "loading and warming up" if total else "starting the chain")
 
     async def wait(self) -> int:
         """Waits for the end of the process; its exit status."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from blink_proto import arena
 from gpu_runtime.chain.child import EXIT_DEVICE_ERROR, StoppedEarlyError, begin_child, progress_of
 from gpu_runtime.config import scheduler_config
 from gpu_runtime.mailbox import Mailbox
+from gpu_runtime.model.source import open_folder
 from gpu_runtime.scheduler.host import HostScheduler, Plan
 
 IDLE_POLL_NS = 50_000_000
@@ -50,10 +52,14 @@ def main() -> int:
     """Reads a ChainSpec from standard input and runs until told to stop; returns the exit status."""
     spec, mailbox, shared = begin_child()
     config = scheduler_config(spec.config, spec.limits)
+    report = progress_of(mailbox)
     try:
+        folder = open_folder(Path(spec.model_folder), "")
+        units = len(folder.tensors.file_of) + int(config["bucket_count"])
+        report(0, units)  # torch, which comes next, takes seconds
         from gpu_runtime.chain.soft_step import SoftStep
 
-        runner = SoftStep(spec, config, progress_of(mailbox))
+        runner = SoftStep(folder, spec.config.threads, config, lambda done: report(done, units))
         scheduler = HostScheduler(config, shared.inbound, shared.outbound)
         mailbox.set_ready()
         run_chain(scheduler, runner, mailbox)

@@ -4,46 +4,43 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpu_runtime.chain.spec import ChainSpec
 from gpu_runtime.kernels.sampling import Slots, sample
 from gpu_runtime.model.llama import KVCache, LlamaModel
-from gpu_runtime.model.source import open_folder
+from gpu_runtime.model.source import ModelFolder
 from gpu_runtime.model.step import StepInputs
 from gpu_runtime.model.weights import Weights
 from gpu_runtime.scheduler import layout
 from gpu_runtime.scheduler.host import Plan
-
-Progress = Callable[[int, int], None]
 
 
 class SoftStep:
     """Runs planned steps of one model.
 
     Args:
-        spec: the chain's description.
+        folder: the model.
+        threads: of the CPU; 0: all cores.
         config: layout.SchedulerConfig, which fixes window, blocks and buckets.
-        progress: told (done, total) of loading and warm-up.
+        progress: told how many tensors are loaded and, on top of them, how many buckets are warm.
     """
 
-    def __init__(self, spec: ChainSpec, config: NDArray[np.void], progress: Progress) -> None:
-        torch.set_num_threads(spec.config.threads or len(os.sched_getaffinity(0)))
+    def __init__(
+        self, folder: ModelFolder, threads: int, config: NDArray[np.void], progress: Callable[[int], None]
+    ) -> None:
+        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
         torch.set_grad_enabled(False)
-        folder = open_folder(Path(spec.model_folder), "")
         buckets = [int(b) for b in config["buckets"][: int(config["bucket_count"])]]
-        units = len(folder.tensors.file_of) + len(buckets)
-        weights = Weights(folder, lambda done, _: progress(done, units))
+        weights = Weights(folder, lambda done, _: progress(done))
         cache = KVCache(folder.config, int(config["blocks"]), int(config["block_tokens"]))
         self._model = LlamaModel(folder.config, weights, cache, int(config["max_model_tokens"]))
         self._table = np.zeros((1, int(config["blocks_per_sequence"])), np.int32)
         for done, bucket in enumerate(buckets):
             self._warm(bucket)
-            progress(len(folder.tensors.file_of) + done + 1, units)
+            progress(len(folder.tensors.file_of) + done + 1)
 
     def run(self, plan: Plan) -> NDArray[np.int32]:
         """The sampled token of each row of the plan, int32 [rows]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ CHUNK_BYTES = 1 << 20
 MAX_GRACE_SECONDS = 3600
 LEAST_MILLISECONDS = 100
 """Between two states that a watcher asks for."""
+LOOK_SECONDS, SILENT_SECONDS = 0.05, 1.0
+"""Of a load's progress."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,11 @@ class ControlService(ControlServicer):
         if not request.source:
             await refuse(context, BadRequestError("source is empty"))
         load = self._join(request) or self._begin(request)
-        while not load.task.done():
-            yield load.latest
-            await asyncio.wait([load.task], timeout=0.2)
+        async for latest in _news(load):
+            yield latest
         model = await answer(context, lambda: asyncio.shield(load.task))
-        yield control_pb2.LoadModelProgress(stage="ready", done=True, model=model)
+        done, total = load.latest.done_units, load.latest.total_units
+        yield control_pb2.LoadModelProgress(stage="ready", done_units=done, total_units=total, done=True, model=model)
 
     def _join(self, request: control_pb2.LoadModelRequest) -> _Load | None:
         load = self._load
@@ -163,6 +166,17 @@ class ControlService(ControlServicer):
         if model not in [loaded.name for loaded in self._runtime.models()]:
             raise NoSuchModelError(f"no model named {model!r} is loaded")
         return self._runtime.life.folder
+
+
+async def _news(load: _Load) -> AsyncIterator[control_pb2.LoadModelProgress]:
+    """What is new of a load, to its end; once a second also what is not."""
+    told, told_at = None, 0.0
+    while not load.task.done() or load.latest != told:
+        if load.latest != told or time.monotonic() - told_at > SILENT_SECONDS:
+            told, told_at = control_pb2.LoadModelProgress(), time.monotonic()
+            told.CopyFrom(load.latest)
+            yield told
+        await asyncio.wait([load.task], timeout=LOOK_SECONDS)
 
 
 def _tokenizer_files(folder: Path) -> dict[str, bytes]:

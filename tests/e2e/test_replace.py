@@ -174,8 +174,11 @@ def test_a_model_replaces_another_under_load(tiny_server: Serving, tiny_model: P
 def test_the_grace_time_ends(tiny_server: Serving, other_model: Path) -> None:
     """Streams that are not finished by then end with an error, and the new model comes."""
 
+    stub = ControlStub(grpc.insecure_channel(tiny_server.control))
+
     def replace() -> None:
-        ctl(tiny_server.control, "load", str(other_model), "--name", "other", "--replace", "--grace", "0")
+        request = control_pb2.LoadModelRequest(source=str(other_model), name="other", replace=True, grace_seconds=0)
+        assert list(stub.LoadModel(request, timeout=60))[-1].done
 
     ended = asyncio.run(streams_meanwhile(tiny_server, replace))
     assert {bool(error) for _, _, error in ended} >= {True}

@@ -183,7 +183,7 @@ def test_a_load_that_hangs_is_given_up(
         assert serves(runtime, "new", 2)
         monkeypatch.setattr(patience, "STALL_SECONDS", 3.0)
         monkeypatch.setenv(NEVER_READY, "1")
-        with pytest.raises(StalledError, match="the last being: warming up"):
+        with pytest.raises(StalledError, match="the last being: starting the chain"):
             await runtime.load(folders[0], "stuck", ignore, replace_grace=0.0)
         assert (runtime.watch.state.phase, runtime.models()) == (Phase.PHASE_IDLE, [])
         assert "stuck: the load was given up" in runtime.watch.state.detail

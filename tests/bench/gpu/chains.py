@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_runtime.chain.soft import run_chain
-from gpu_runtime.chain.spec import ChainSpec
 from gpu_runtime.config import ModelLimits, RuntimeConfig, longest_sequence, make_config, scheduler_config, window_of
 from gpu_runtime.mailbox import Mailbox
 from gpu_runtime.model.source import ModelFolder, open_folder
@@ -42,8 +41,7 @@ class SoftChain:
         began = time.monotonic()
         self._mailbox = Mailbox()
         made = scheduler_config(config, limits)
-        spec = ChainSpec(str(folder.path), config, limits, shared.name, self._mailbox.descriptor)
-        self._runner = _Stamped(SoftStep(spec, made, lambda done, total: None))
+        self._runner = _Stamped(SoftStep(folder, config.threads, made, lambda done: None))
         self._scheduler = HostScheduler(made, shared.inbound, shared.outbound)
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)

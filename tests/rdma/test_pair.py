@@ -53,7 +53,8 @@ while sleep 0.2; do
 done
 """
 COMMON = """\
-mkdir /tmp/cores; outside=/proc/1/root; printf '#!/bin/busybox sh\\n/bin/busybox cat >/new/tmp/cores/$1\\n' >$outside/keep
+mkdir /tmp/cores; outside=/proc/1/root
+printf '#!/bin/busybox sh\\n/bin/busybox cat >/new/tmp/cores/$1\\n' >$outside/keep
 chmod +x $outside/keep; echo '|/keep %p' >/proc/sys/kernel/core_pattern
 end_processes() {
   read signal program </mnt/out/kill; rm /mnt/out/kill; rm -f /tmp/cores/*

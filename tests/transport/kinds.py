@@ -24,6 +24,7 @@ from gpu_runtime.registration.parts import Part
 from gpu_runtime.registration.shm import ShmRegistrar
 from tests.replay import ReplayDevice
 from tests.transport.doca.build import SHIM_ADDRESS, shim_folder
+from tests.transport.forging import DocaForge, Forge, StandInForge, VerbsForge
 from tests.transport.played import ADDRESS, REFUSED, PlayedDevice, PlayedDeviceWithoutWindows
 
 OPENERS["played"], OPENERS["played-regions"] = PlayedDevice, PlayedDeviceWithoutWindows
@@ -50,6 +51,8 @@ class Kind:
     """What errors say when the other end refuses an access."""
     apart: bool = True
     """Both ends may be processes of their own."""
+    forge: Forge | None = None
+    """For answers with other keys; None where there are no keys."""
 
 
 def _shm_registrar(device: ReplayDevice) -> Registrar:
@@ -83,7 +86,7 @@ def _verbs(name: str, binding: str, address: str = RDMA_ADDRESS, apart: bool = T
     def connector() -> Connector:
         return make_connector("verbs", choice)
 
-    return Kind(name, connector, registrar, lambda: why_no_verbs(choice), True, REFUSED, apart)
+    return Kind(name, connector, registrar, lambda: why_no_verbs(choice), True, REFUSED, apart, VerbsForge())
 
 
 def why_no_verbs(choice: RdmaChoice) -> str:
@@ -121,6 +124,7 @@ def why_no_doca() -> str:
     return ""
 
 
+_DOCA_FORGE = DocaForge() if DOCA_ADDRESS else StandInForge()
 KINDS = {
     kind.name: kind
     for kind in (
@@ -129,6 +133,6 @@ KINDS = {
         _verbs("verbs-pyverbs", "pyverbs"),
         _verbs("verbs-played", "played", ADDRESS, apart=False),
         _verbs("verbs-played-regions", "played-regions", ADDRESS, apart=False),
-        Kind("doca", _doca_connector, _doca_registrar, why_no_doca, guards=True),
+        Kind("doca", _doca_connector, _doca_registrar, why_no_doca, guards=True, forge=_DOCA_FORGE),
     )
 }

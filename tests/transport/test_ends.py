@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import pytest
 
+from blink_proto import arena
 from blink_proto.arena import Finish
-from dpu_service.transport.base import Range, TransportError
+from dpu_service.transport.base import Range, Transport, TransportError
 from tests.replay import Script
 from tests.transport.kinds import Kind
-from tests.transport.site import Site, ask, poll_until_over, tokens_of
+from tests.transport.runtime import Runtime, runtime_of
+from tests.transport.site import PATIENCE, SIZES, Site, ask, poll_until_over, tokens_of
 from tests.transport.victim import PAYLOAD_BYTES, RECORD_BYTES, payload_of
+
+INBOUND, OUTBOUND = arena.InboundLayout(SIZES), arena.OutboundLayout(SIZES)
 
 
 def start_victim(site: Site, channel: int = 0) -> tuple[subprocess.Popen[str], object]:
@@ -94,6 +101,73 @@ def test_a_runtime_that_is_gone_is_noticed_and_a_new_one_is_reached(kind: Kind, 
         assert tokens_of(poll_until_over(successor, fresh, 1)[0]) == [0]
     finally:
         successor.close()
+
+
+@pytest.fixture
+def runtime(kind: Kind) -> Iterator[Runtime]:
+    """A process of its own."""
+    if reason := kind.why_not():
+        pytest.skip(reason)
+    if not kind.apart:
+        pytest.skip("a stand-in within one process")
+    with runtime_of(kind, SIZES) as made:
+        yield made
+
+
+HEAP = INBOUND.channel_offset(0) + INBOUND.channel_heap_offset
+LOG = OUTBOUND.channel_offset(0) + OUTBOUND.channel_log_offset
+
+
+def test_a_runtime_that_is_stopped_takes_and_gives_as_before(runtime: Runtime) -> None:
+    transport = runtime.enter()
+    runtime.process.send_signal(signal.SIGSTOP)
+    payload = bytes(range(256)) * 300
+    transport.write(HEAP, payload)
+    transport.commit(HEAP + len(payload), 1234)
+    transport.flush(PATIENCE)
+    assert runtime.inbound[HEAP : HEAP + len(payload)] == payload
+    assert runtime.inbound[HEAP + len(payload) :][:8] == (1234).to_bytes(8, "little")
+    runtime.outbound[LOG : LOG + 8] = b"a record"
+    ticket, end = transport.fetch(Range(LOG, 8)), time.monotonic() + PATIENCE
+    while not transport.fetched(ticket):
+        assert time.monotonic() < end
+    assert transport.read(LOG, 8) == b"a record"
+    transport.close()
+
+
+def fails(transport: Transport) -> bool:
+    """Whether it has noticed that nobody is there any more."""
+    try:
+        transport.write(HEAP, bytes(100_000))
+        transport.commit(HEAP, 1)
+        transport.fetch(Range(LOG, 8))
+        transport.read(LOG, 8)
+    except TransportError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_runtime_that_is_killed_is_noticed(runtime: Runtime, busy: bool) -> None:
+    """At rest, or amidst writes and reads. In shared memory nothing tells of it but the device's heartbeat."""
+    transport = runtime.enter()
+    if busy:
+        killer = threading.Timer(0.02, runtime.process.kill)
+        killer.start()
+    else:
+        runtime.process.kill()
+        runtime.process.wait()
+    if runtime.kind.guards:
+        end = time.monotonic() + PATIENCE
+        while not fails(transport):
+            assert time.monotonic() < end, "it was not noticed"
+            time.sleep(0.001)
+        with pytest.raises(TransportError):
+            transport.commit(HEAP, 2)
+    else:
+        runtime.process.wait()
+        assert not fails(transport)
+    transport.close()
 
 
 def test_nobody_answers(guarded_site: Site) -> None:

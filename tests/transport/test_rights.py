@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from blink_proto.rdma.wire import Answer, Window
+from blink_proto import arena
 from dpu_service.transport.base import Range, TransportError
+from tests.transport.forging import Forge
 from tests.transport.kinds import Kind
 from tests.transport.site import PATIENCE, Entrance, Site
 
@@ -80,70 +83,67 @@ def test_a_channel_that_was_not_handed_out_cannot_be_named(guarded_site: Site) -
         entrance.transport.read(guarded_site.log(1), 8)
 
 
-def forged(kind: Kind, change: object) -> object:
-    """Skips where the answer is not one that this suite can forge."""
-    if not kind.name.startswith("verbs"):
-        pytest.skip("the answer is opaque to this suite")
-    return change
+@pytest.fixture
+def forge(kind: Kind) -> Forge:
+    """Changes what a runtime answers."""
+    if kind.forge is None:
+        pytest.skip("memory that is shared by its name has no keys")
+    return kind.forge
 
 
-def other_windows(answer: bytes, key_of: bytes | None = None, shift: int = 0, flip: int = 0) -> bytes:
-    """The answer with its inbound windows moved, under another key, or under those of another answer."""
-    found = Answer.from_bytes(answer)
-    keys = found.inbound if key_of is None else Answer.from_bytes(key_of).inbound
-    inbound = tuple(
-        Window(one.offset, one.size, other.address + shift, other.key ^ flip)
-        for one, other in zip(found.inbound, keys, strict=True)
-    )
-    return Answer(found.endpoint, inbound, found.outbound).to_bytes()
+@pytest.fixture
+def open_forge(forge: Forge) -> Forge:
+    """One that knows how keys and addresses are written."""
+    if forge.opaque:
+        pytest.skip(forge.opaque)
+    return forge
 
 
-def test_a_wrong_key_writes_nothing(kind: Kind, guarded_site: Site) -> None:
-    forged(kind, None)
-    entrance = guarded_site.enter(forge=lambda answer: other_windows(answer, flip=0x5A))
-    writes_fail(guarded_site, entrance, guarded_site.heap())
+def test_a_wrong_key_writes_nothing(open_forge: Forge, site: Site) -> None:
+    writes_fail(site, site.enter(forge=open_forge.with_a_wrong_key), site.heap())
 
 
-def test_memory_beside_the_window_is_out_of_reach(kind: Kind, guarded_site: Site) -> None:
-    forged(kind, None)
-    entrance = guarded_site.enter(
-        0, forge=lambda answer: other_windows(answer, shift=guarded_site.inbound.channel_bytes)
-    )
-    writes_fail(guarded_site, entrance, guarded_site.heap(0))
+def test_memory_beside_the_window_is_out_of_reach(open_forge: Forge, site: Site) -> None:
+    entrance = site.enter(forge=lambda answer: open_forge.moved(answer, site.inbound.channel_bytes))
+    writes_fail(site, entrance, site.heap(0))
 
 
-def test_another_front_ends_keys_are_of_no_use(kind: Kind, guarded_site: Site) -> None:
-    forged(kind, None)
-    victim = guarded_site.enter(1)
-    entrance = guarded_site.enter(0, forge=lambda answer: other_windows(answer, key_of=victim.registration.answer))
-    writes_fail(guarded_site, entrance, guarded_site.heap(0))
-    victim.transport.commit(guarded_site.heap(1), 3)
+def test_another_front_ends_keys_are_of_no_use(forge: Forge, site: Site) -> None:
+    victim = site.enter(1)
+    entrance = site.enter(0, forge=lambda answer: forge.with_inbound_of(answer, victim.registration.answer))
+    writes_fail(site, entrance, site.heap(0))
+    victim.transport.commit(site.heap(1), 3)
     victim.transport.flush(PATIENCE)
-    assert guarded_site.written(guarded_site.heap(1)) == 3
+    assert site.written(site.heap(1)) == 3
 
 
-def test_no_session_has_a_key_of_an_earlier_one(kind: Kind, guarded_site: Site) -> None:
-    forged(kind, None)
-    keys: list[int] = []
+def test_an_earlier_sessions_keys_are_of_no_use(forge: Forge, site: Site) -> None:
+    """Of the same front end and channel, after its end."""
+    first = site.enter()
+    answer = first.registration.answer
+    first.registration.revoke()
+    writes_fail(site, site.enter(forge=lambda later: forge.with_inbound_of(later, answer)), site.heap())
+
+
+def test_no_session_has_a_key_of_an_earlier_one(forge: Forge, site: Site) -> None:
+    keys: list[object] = []
     for _ in range(5):
-        entrance = guarded_site.enter()
-        answer = Answer.from_bytes(entrance.registration.answer)
-        keys += [one.key for one in (*answer.inbound, *answer.outbound)]
-        entrance.transport.commit(guarded_site.heap(), len(keys))
+        entrance = site.enter()
+        keys += forge.keys(entrance.registration.answer)
+        entrance.transport.commit(site.heap(), len(keys))
         entrance.transport.flush(PATIENCE)
-        assert guarded_site.written(guarded_site.heap()) == len(keys)
+        assert site.written(site.heap()) == len(keys)
         entrance.registration.revoke()
+    assert len(keys) == 15
     assert len(set(keys)) == len(keys)
 
 
-def test_a_sessions_keys_are_of_no_use_to_an_older_connection_to_the_same_channel(kind: Kind, site: Site) -> None:
-    forged(kind, None)
+def test_a_sessions_keys_are_of_no_use_to_an_older_connection_to_the_same_channel(forge: Forge, site: Site) -> None:
     successors: list[Entrance] = []
 
     def later(answer: bytes) -> bytes:
         successors.append(site.enter())
-        new, old = Answer.from_bytes(successors[0].registration.answer), Answer.from_bytes(answer)
-        return Answer(old.endpoint, new.inbound, old.outbound).to_bytes()
+        return forge.with_inbound_of(answer, successors[0].registration.answer)
 
     writes_fail(site, site.enter(forge=later), site.heap())
     successors[0].transport.commit(site.heap(), 4)
@@ -151,33 +151,23 @@ def test_a_sessions_keys_are_of_no_use_to_an_older_connection_to_the_same_channe
     assert site.written(site.heap()) == 4
 
 
-def test_outbound_memory_cannot_be_written(kind: Kind, guarded_site: Site) -> None:
-    forged(kind, None)
-
-    def swapped(answer: bytes) -> bytes:
-        found = Answer.from_bytes(answer)
-        log = found.outbound[-1]
-        inbound = tuple(Window(one.offset, log.size, log.address, log.key) for one in found.inbound)
-        return Answer(found.endpoint, inbound, found.outbound).to_bytes()
-
-    entrance = guarded_site.enter(forge=swapped)
-    before = bytes(guarded_site.device.outbound)
-    writes_fail(guarded_site, entrance, guarded_site.inbound.channel_offset(0))
-    assert bytes(guarded_site.device.outbound) == before
+EVEN = arena.Sizes(channels=2, submit_slots=4, cancel_slots=2, log_slots=64, heap_tokens=256)
+"""A channel's inbound memory is as long as its outbound memory, so that keys fit in each other's places."""
 
 
-def test_inbound_memory_cannot_be_read(kind: Kind, guarded_site: Site) -> None:
+def test_outbound_memory_cannot_be_written(forge: Forge, new_site: Callable[..., Site]) -> None:
+    site = new_site(sizes=EVEN)
+    entrance = site.enter(forge=forge.writing_outbound)
+    before = bytes(site.device.outbound)
+    writes_fail(site, entrance, site.inbound.channel_offset(0))
+    assert bytes(site.device.outbound) == before
+
+
+def test_inbound_memory_cannot_be_read(forge: Forge, new_site: Callable[..., Site]) -> None:
     """Who holds a channel next would see prompts of the one before. Refused is the first read of the channel."""
-    forged(kind, None)
-
-    def swapped(answer: bytes) -> bytes:
-        found = Answer.from_bytes(answer)
-        (into,), (head, log) = found.inbound, found.outbound
-        outbound = (head, Window(log.offset, min(log.size, into.size), into.address, into.key))
-        return Answer(found.endpoint, found.inbound, outbound).to_bytes()
-
-    with pytest.raises(TransportError, match=guarded_site.kind.refusal):
-        guarded_site.enter(forge=swapped)
+    site = new_site(sizes=EVEN)
+    with pytest.raises(TransportError, match=site.kind.refusal):
+        site.enter(forge=forge.reading_inbound)
 
 
 @pytest.mark.parametrize("cut", [0, 5, 40, -1])

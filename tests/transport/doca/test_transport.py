@@ -67,22 +67,6 @@ def fails_within(transport: DocaTransport, seconds: float = 3.0) -> str:
     return said
 
 
-def test_a_stopped_runtime_is_not_noticed(runtime: Runtime):
-    transport = runtime.connect()
-    os.kill(runtime.process.pid, signal.SIGSTOP)
-    payload = os.urandom(3 * WRITE_BYTES + 5)
-    transport.write(IN + INBOUND.channel_heap_offset, payload)
-    transport.commit(IN, 1234)
-    transport.flush(5)
-    place = IN + INBOUND.channel_heap_offset
-    assert runtime.arena.inbound[place : place + len(payload)].tobytes() == payload
-    assert runtime.arena.inbound[IN : IN + 8].view("<u8")[0] == 1234
-    runtime.arena.outbound[OUT : OUT + 16] = np.arange(16, dtype=np.uint8)
-    wait_for(transport, Range(OUT, 16))
-    assert transport.read(OUT, 16) == bytes(range(16))
-    transport.close()
-
-
 def test_a_runtime_that_dies_breaks_the_connection(runtime: Runtime):
     transport = runtime.connect()
     os.kill(runtime.process.pid, signal.SIGKILL)

@@ -203,9 +203,8 @@ def load(
         ) as bar:
             task = bar.add_task("loading", total=None)
             for step in steps:
-                bar.update(
-                    task, description=plain(step.stage), completed=step.done_units, total=step.total_units or None
-                )
+                done, total = step.done_units, step.total_units or None
+                bar.update(task, description=plain(step.stage), completed=done, total=total, refresh=True)
                 model = step.model
     show(context.obj.output, as_dict(model), lambda: f"loaded {model.name}")
 

@@ -16,7 +16,7 @@ from blink_proto.control_pb2_grpc import ControlStub
 from tests.e2e.test_control import CLI, ctl, runtime
 from tests.tiny import SIZES, save_tokenizer
 
-LAYERS = 64
+LAYERS = 128
 UNITS = 3 + 9 * LAYERS + 11
 """Embedding, head and last norm; of a layer seven matrices and two norms; steps of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96
 and 128 tokens."""

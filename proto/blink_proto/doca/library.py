@@ -6,7 +6,7 @@ import ctypes
 import os
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from ctypes import byref, c_void_p
 from pathlib import Path
 from typing import Any
@@ -90,9 +90,12 @@ def load_doca(folder: str | None = None) -> DocaLibrary:
         folder: where to look, and nowhere else. None: what the system's loader finds (`LD_LIBRARY_PATH`, `ldconfig`),
             then where NVIDIA's packages install them.
 
+    The version is what libdoca_common says; libdoca_rdma has no function that tells its own. That both are of one release
+    is told by their files: see `_mixture`.
+
     Raises:
-        DocaUnavailableError: a library or a function is missing, or the version is not one that is known; it names
-            everything that is wrong at once.
+        DocaUnavailableError: a library or a function is missing, the version is not one that is known, or the libraries
+            do not belong together; it names everything that is wrong at once.
     """
     opened = {soname: handles for soname in SONAMES if (handles := _open(soname, folder))}
     absent = [soname for soname in SONAMES if soname not in opened]
@@ -110,7 +113,7 @@ def load_doca(folder: str | None = None) -> DocaLibrary:
             function.argtypes, function.restype = list(arguments), RESULTS.get(name, ctypes.c_int)
             functions[name] = function
     version = _version(functions)
-    faults = [*([_wrong_version(version)] if not _is_known(version) else [])]
+    faults = [*([_wrong_version(version)] if not _is_known(version) else []), *_mixture(functions)]
     faults += [f"missing are {', '.join(missing)}"] if missing else []
     if faults:
         raise DocaUnavailableError(f"the installed DOCA cannot be used: {'; '.join(faults)}")
@@ -141,6 +144,37 @@ def _version(functions: dict[str, Callable[..., Any]]) -> str:
 def _is_known(version: str) -> bool:
     found = re.match(r"(\d+)\.(\d+)", version)
     return found is not None and OLDEST_VERSION <= (int(found[1]), int(found[2])) < FIRST_UNKNOWN_VERSION
+
+
+class _Place(ctypes.Structure):
+    """`Dl_info` of dladdr(3)."""
+
+    _fields_ = (("file", ctypes.c_char_p), ("base", c_void_p), ("symbol", ctypes.c_char_p), ("address", c_void_p))
+
+
+def _file_of(function: Any) -> Path:
+    """The library that has a function, as a file; links are followed."""
+    place = _Place()
+    if not ctypes.CDLL(None).dladdr(ctypes.cast(function, c_void_p), byref(place)):
+        return Path()
+    return Path(os.fsdecode(place.file or b"")).resolve()
+
+
+def _mixture(functions: dict[str, Callable[..., Any]]) -> list[str]:
+    """What shows that the libraries are not of one installation: their folders, or releases behind their names
+    (`libdoca_rdma.so.2.9.0087`). Of one folder and without such names, another release cannot be told."""
+    files = {
+        soname: _file_of(functions[one]) for soname, table in SONAMES.items() if (one := _any_of(table, functions))
+    }
+    folders = {file.parent for file in files.values()}
+    releases = {file.name.removeprefix(soname).strip(".") for soname, file in files.items()} - {""}
+    if len(folders) < 2 and len(releases) < 2:
+        return []
+    return [f"{' and '.join(map(str, files.values()))} are not of one installation"]
+
+
+def _any_of(table: Iterable[str], functions: dict[str, Callable[..., Any]]) -> str:
+    return next((name for name in table if name in functions), "")
 
 
 def _wrong_version(version: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,38 @@ def test_refuses_versions_that_are_not_known(version: str, tmp_path: Path):
     said = load(build_shim(tmp_path, f'-DSHIM_VERSION="{version}"'))
     assert (
         said == f"the installed DOCA cannot be used: its version is {version}, and 2.9 or newer, below 4.0, is needed"
+    )
+
+
+def installed(shim: Path, folder: Path, **releases: str) -> Path:
+    """A folder with the stand-in's libraries, of releases that their files' names tell, and links as packages make them."""
+    folder.mkdir()
+    for name, release in releases.items():
+        soname = f"libdoca_{name}.so.2"
+        real = folder / (f"{soname}.{release}" if release else soname)
+        shutil.copyfile(shim / soname, real)
+        if release:
+            (folder / soname).symlink_to(real.name)
+    return folder
+
+
+def test_libraries_of_one_release_go_together(doca_shim: Path, tmp_path: Path):
+    assert load(installed(doca_shim, tmp_path / "lib", common="9.0087", rdma="9.0087")) == "3.3.0109"
+
+
+def test_a_library_of_another_release_is_refused(doca_shim: Path, tmp_path: Path):
+    folder = installed(doca_shim, tmp_path / "lib", common="9.0087", rdma="10.0021")
+    assert load(folder) == (
+        f"the installed DOCA cannot be used: {folder}/libdoca_common.so.2.9.0087 and {folder}/libdoca_rdma.so.2.10.0021 "
+        "are not of one installation"
+    )
+
+
+def test_a_library_of_another_installation_is_refused(doca_shim: Path, tmp_path: Path):
+    one, other = (installed(doca_shim, tmp_path / name, **{name: ""}) for name in ("common", "rdma"))
+    assert load(LD_LIBRARY_PATH=f"{one}:{other}") == (
+        f"the installed DOCA cannot be used: {one}/libdoca_common.so.2 and {other}/libdoca_rdma.so.2 "
+        "are not of one installation"
     )
 
 

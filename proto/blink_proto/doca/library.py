@@ -6,7 +6,7 @@ import ctypes
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from ctypes import byref, c_void_p
 from pathlib import Path
 from typing import Any
@@ -90,8 +90,8 @@ def load_doca(folder: str | None = None) -> DocaLibrary:
         folder: where to look, and nowhere else. None: what the system's loader finds (`LD_LIBRARY_PATH`, `ldconfig`),
             then where NVIDIA's packages install them.
 
-    The version is what libdoca_common says; libdoca_rdma has no function that tells its own. That both are of one release
-    is told by their files: see `_mixture`.
+    The version is what libdoca_common says; libdoca_rdma has no function that tells its own. Whether both are of one
+    release is told by their files: see `_mixture`.
 
     Raises:
         DocaUnavailableError: a library or a function is missing, the version is not one that is known, or the libraries
@@ -163,18 +163,13 @@ def _file_of(function: Any) -> Path:
 def _mixture(functions: dict[str, Callable[..., Any]]) -> list[str]:
     """What shows that the libraries are not of one installation: their folders, or releases behind their names
     (`libdoca_rdma.so.2.9.0087`). Of one folder and without such names, another release cannot be told."""
-    files = {
-        soname: _file_of(functions[one]) for soname, table in SONAMES.items() if (one := _any_of(table, functions))
-    }
+    some = {soname: next((name for name in table if name in functions), "") for soname, table in SONAMES.items()}
+    files = {soname: _file_of(functions[name]) for soname, name in some.items() if name}
     folders = {file.parent for file in files.values()}
     releases = {file.name.removeprefix(soname).strip(".") for soname, file in files.items()} - {""}
     if len(folders) < 2 and len(releases) < 2:
         return []
     return [f"{' and '.join(map(str, files.values()))} are not of one installation"]
-
-
-def _any_of(table: Iterable[str], functions: dict[str, Callable[..., Any]]) -> str:
-    return next((name for name in table if name in functions), "")
 
 
 def _wrong_version(version: str) -> str:

@@ -77,7 +77,7 @@ def test_refuses_versions_that_are_not_known(version: str, tmp_path: Path):
 
 
 def installed(shim: Path, folder: Path, **releases: str) -> Path:
-    """A folder with the stand-in's libraries, of releases that their files' names tell, and links as packages make them."""
+    """A folder with the stand-in's libraries, of releases that their files' names tell, with links as packages have."""
     folder.mkdir()
     for name, release in releases.items():
         soname = f"libdoca_{name}.so.2"
@@ -94,18 +94,15 @@ def test_libraries_of_one_release_go_together(doca_shim: Path, tmp_path: Path):
 
 def test_a_library_of_another_release_is_refused(doca_shim: Path, tmp_path: Path):
     folder = installed(doca_shim, tmp_path / "lib", common="9.0087", rdma="10.0021")
-    assert load(folder) == (
-        f"the installed DOCA cannot be used: {folder}/libdoca_common.so.2.9.0087 and {folder}/libdoca_rdma.so.2.10.0021 "
-        "are not of one installation"
-    )
+    files = (f"{folder}/libdoca_common.so.2.9.0087", f"{folder}/libdoca_rdma.so.2.10.0021")
+    assert load(folder) == f"the installed DOCA cannot be used: {' and '.join(files)} are not of one installation"
 
 
 def test_a_library_of_another_installation_is_refused(doca_shim: Path, tmp_path: Path):
     one, other = (installed(doca_shim, tmp_path / name, **{name: ""}) for name in ("common", "rdma"))
-    assert load(LD_LIBRARY_PATH=f"{one}:{other}") == (
-        f"the installed DOCA cannot be used: {one}/libdoca_common.so.2 and {other}/libdoca_rdma.so.2 "
-        "are not of one installation"
-    )
+    files = (f"{one}/libdoca_common.so.2", f"{other}/libdoca_rdma.so.2")
+    said = load(LD_LIBRARY_PATH=f"{one}:{other}")
+    assert said == f"the installed DOCA cannot be used: {' and '.join(files)} are not of one installation"
 
 
 def test_a_version_that_cannot_be_asked_for_is_not_known(tmp_path: Path):

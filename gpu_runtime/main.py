@@ -98,6 +98,9 @@ def run(
     insecure: Annotated[bool, typer.Option("--insecure", help="Plain text also to other machines.")] = False,
     reflection: Annotated[bool | None, typer.Option(help="gRPC reflection; default: in plain text only.")] = None,
     audit_log: Annotated[str, typer.Option(help="File for administrative calls; -: standard error.")] = "-",
+    refused_certificates: Annotated[
+        str, typer.Option(help="File of certificates that are refused: a SHA-256 or a subject a line.")
+    ] = "",
     model: Annotated[str, typer.Option(help="Hugging Face folder, GGUF file or built-in name to load at start.")] = "",
     name: Annotated[str, typer.Option(help="Name that clients use for it; default: its own.")] = "",
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32; default: bfloat16 on CUDA.")] = "",
@@ -135,7 +138,8 @@ def run(
     forbid_core_dumps()
     logs.set_up()
     try:
-        where = Listen(listen, tls_files(tls_cert, tls_key, client_ca), insecure, reflection, audit_log)
+        tls = tls_files(tls_cert, tls_key, client_ca)
+        where = Listen(listen, tls, insecure, reflection, audit_log, refused_certificates)
         config = make_config(
             device,
             dtype=dtype,

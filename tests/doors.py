@@ -71,6 +71,7 @@ class SlowRegistrar:
 class Doors:
     """A runtime that serves, as far as the control plane can tell."""
 
+    transport: str
     life: ChainLife
     registrar: SlowRegistrar
     server: ControlServer
@@ -96,13 +97,16 @@ class Doors:
 
     def open(self, name: str, timeout: float = 20.0) -> Any:
         request = control_pb2.OpenSessionRequest(
-            front_end=name, channels=1, transport="verbs", layout_hash=arena.LAYOUT_HASH
+            front_end=name, channels=1, transport=self.transport, layout_hash=arena.LAYOUT_HASH
         )
         return self.stub.OpenSession(request, timeout=timeout)
 
     def live(self, channel: int, value: int = 1) -> None:
-        """As the device says that a worker holds its lease, or no longer."""
-        self.life.arena.channel_out(channel)[0]["live"] = value
+        """A worker takes its lease, or gives it up."""
+        shared = self.life.arena
+        at = shared.inbound_layout.channel_offset(channel) + shared.inbound_layout.channel_control_offset
+        shared.inbound[at : at + arena.ChannelIn.itemsize].view(arena.ChannelIn)[0]["lease"] = value
+        shared.channel_out(channel)[0]["live"] = value
 
     async def until_idle(self) -> None:
         """Nothing more is under way."""
@@ -116,18 +120,27 @@ def _tls(folder: Path) -> TlsFiles:
 
 
 async def _go_on(shared: SharedArena) -> None:
-    """As the device's scheduler does."""
+    """As the device's scheduler does: a lease that is given up ends."""
+    layout = shared.inbound_layout
     while True:
         shared.telemetry[0]["heartbeat"] += 1
+        for channel in range(shared.sizes.channels):
+            at = layout.channel_offset(channel) + layout.channel_control_offset
+            words = shared.inbound[at : at + arena.ChannelIn.itemsize].view(arena.ChannelIn)[0]
+            shared.channel_out(channel)[0]["live"] = int(words["lease"] != 0)
         await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
-async def doors(patch: pytest.MonkeyPatch, certificates: Path | None = None) -> AsyncIterator[Doors]:
+async def doors(
+    patch: pytest.MonkeyPatch, certificates: Path | None = None, refused: str = "", transport: str = "verbs"
+) -> AsyncIterator[Doors]:
     """Four channels; plain text without a folder of certificates."""
     registrar = SlowRegistrar()
     patch.setattr(entrance, "make_registrar", lambda *choice: registrar)
-    config = make_config("cpu", channels=4, transports=("verbs",), rdma_address="192.0.2.1", lease_timeout_seconds=2.0)
+    config = make_config(
+        "cpu", channels=4, transports=(transport,), rdma_address="192.0.2.1", lease_timeout_seconds=2.0
+    )
     shared = SharedArena.create(config.arena_sizes(), ArenaLimits(1, 1, 100, 100, 100))
     way_in = Entrance(config, shared)
     way_in._open = True
@@ -137,8 +150,10 @@ async def doors(patch: pytest.MonkeyPatch, certificates: Path | None = None) -> 
     runtime._life = life
     runtime.watch.set(control_pb2.PHASE_SERVING, 1, "tiny", life=life.number)
     device = asyncio.create_task(_go_on(shared))
-    server = await start_server(runtime, Listen("127.0.0.1:0", certificates and _tls(certificates)))
-    made = Doors(life, registrar, server, certificates)
+    server = await start_server(
+        runtime, Listen("127.0.0.1:0", certificates and _tls(certificates), refused_certificates=refused)
+    )
+    made = Doors(transport, life, registrar, server, certificates)
     try:
         async with made.connection("front-end") as made.channel:
             yield made

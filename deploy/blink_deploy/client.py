@@ -68,6 +68,11 @@ class ControlClient:
         answer = self._stub.ListSessions(control_pb2.ListSessionsRequest(), timeout=self._timeout)
         return list(answer.sessions)
 
+    def close_session(self, front_end: str) -> bool:
+        """Shuts a front end out; False when its channels are free only once its lease has run out."""
+        request = control_pb2.CloseSessionRequest(front_end=front_end)
+        return bool(self._stub.CloseSession(request, timeout=self._timeout).freed)
+
     def load(
         self, source: str, name: str, timeout: float, *, replace: bool = False, grace: int = 0
     ) -> Iterator[control_pb2.LoadModelProgress]:

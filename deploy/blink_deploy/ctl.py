@@ -7,9 +7,6 @@ Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 the runtime cannot be
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,42 +14,31 @@ import grpc
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from blink_deploy import certs
-from blink_deploy.client import DEADLINE_SECONDS, ControlClient
+from blink_deploy import certs, sessions
+from blink_deploy.client import DEADLINE_SECONDS
+from blink_deploy.connection import Options, connected
 from blink_deploy.doctor.command import doctor
 from blink_deploy.output import (
     REFUSED,
-    USAGE,
     Output,
     PlainTable,
     as_dict,
     errors,
-    explain,
     phase_name,
     plain,
-    say_error,
     show,
 )
 from blink_deploy.watching.command import Follower, shown
 from blink_deploy.watching.scrape import Metrics
 from blink_proto import VERSION, control_pb2
-from blink_proto.dial import Dial, DialError
+from blink_proto.dial import Dial
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_show_locals=False)
 app.add_typer(certs.app, name="certs")
+app.add_typer(sessions.app, name="sessions")
 app.command()(doctor)
 
-INTERRUPTED = 130
 Grace = Annotated[int, typer.Option(min=0, max=3600, help="Seconds for running sequences to finish.")]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What holds for every command."""
-
-    dial: Dial
-    output: Output
-    timeout: float
 
 
 def _say_version(wanted: bool) -> None:
@@ -93,22 +79,6 @@ def _options(
     if certs is not None and not (ca or cert or key):
         ca, cert, key = (str(certs / f"{name}.pem") for name in ("ca", role, f"{role}-key"))
     context.obj = Options(Dial(runtime, ca, cert, key, server_name, insecure), output, timeout)
-
-
-@contextmanager
-def connected(context: typer.Context) -> Iterator[ControlClient]:
-    """A client; what the runtime refuses ends the command with its message."""
-    options: Options = context.obj
-    try:
-        with ControlClient(options.dial, options.timeout) as client:
-            yield client
-    except DialError as error:
-        say_error(str(error))
-        raise typer.Exit(USAGE) from error
-    except grpc.RpcError as error:
-        raise typer.Exit(explain(error, options.dial.address, secure=options.dial.is_secure)) from error
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
 
 
 @app.command()
@@ -159,25 +129,6 @@ def list_models(context: typer.Context) -> None:
         return made
 
     show(context.obj.output, [as_dict(model) for model in models], table)
-
-
-@app.command()
-def sessions(context: typer.Context) -> None:
-    """Who holds which channels."""
-    with connected(context) as client:
-        found = client.list_sessions()
-
-    def table() -> PlainTable:
-        made = PlainTable("front end", "transport", "open since", "channels", "live")
-        for one in found:
-            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.opened_unix_seconds))
-            indices = ", ".join(str(channel.index) for channel in one.channels)
-            live = f"{sum(channel.live for channel in one.channels)} of {len(one.channels)}"
-            how = f"{one.transport}, {one.gpu_memory}" if one.gpu_memory else one.transport
-            made.add_row(one.front_end, how, since, indices, live)
-        return made
-
-    show(context.obj.output, [as_dict(one) for one in found], table)
 
 
 @app.command()

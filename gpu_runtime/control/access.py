@@ -18,6 +18,7 @@ ALLOWED: dict[str, frozenset[Role]] = {
     _CONTROL + "LoadModel": frozenset({Role.ADMINISTRATOR}),
     _CONTROL + "UnloadModel": frozenset({Role.ADMINISTRATOR}),
     _CONTROL + "Drain": frozenset({Role.ADMINISTRATOR}),
+    _CONTROL + "CloseSession": frozenset({Role.ADMINISTRATOR}),
     _CONTROL + "OpenSession": frozenset({Role.FRONT_END}),
     _CONTROL + "FetchTokenizer": frozenset({Role.FRONT_END}),
     "/grpc.health.v1.Health/Check": _EVERYBODY,
@@ -27,7 +28,7 @@ ALLOWED: dict[str, frozenset[Role]] = {
 }
 """What is not here may be called by nobody."""
 
-AUDITED = frozenset(_CONTROL + name for name in ("LoadModel", "UnloadModel", "Drain", "OpenSession"))
+AUDITED = frozenset(_CONTROL + name for name in ("LoadModel", "UnloadModel", "Drain", "OpenSession", "CloseSession"))
 """Calls that change something. Those that are refused to the caller's role are told too, whatever they are."""
 
 

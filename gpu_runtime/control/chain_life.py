@@ -147,14 +147,14 @@ class ChainLife:
         return made
 
     async def open_session(
-        self, front_end: str, channels: int, transport: str, offer: bytes, owner: str = ""
+        self, front_end: str, channels: int, transport: str, offer: bytes, owner: str = "", fingerprint: str = ""
     ) -> control_pb2.OpenSessionResponse:
-        """Hands out channels; `owner` is the subject of the caller's certificate.
+        """Hands out channels; `owner` and `fingerprint` are subject and SHA-256 of the caller's certificate.
 
         Raises:
             as Entrance.open
         """
-        session = await self.entrance.open(front_end, channels, transport, offer, owner)
+        session = await self.entrance.open(front_end, channels, transport, offer, owner, fingerprint)
         sizes = self.arena.sizes
         return control_pb2.OpenSessionResponse(
             layout=control_pb2.ArenaLayout(

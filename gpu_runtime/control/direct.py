@@ -44,7 +44,7 @@ class DirectChannels:
         wanted = before | bits if direct else before & ~bits
         for channel in channels:
             if before & ~wanted & 1 << channel:
-                self._clear(channel)
+                clear_words(self._arena, channel)
         self._mailbox.direct = wanted
         await self._wait(wanted)
 
@@ -57,8 +57,10 @@ class DirectChannels:
                 )
             await asyncio.sleep(_LOOK_SECONDS)
 
-    def _clear(self, channel: int) -> None:
-        layout = self._arena.inbound_layout
-        start = layout.channel_offset(channel) + layout.channel_control_offset
-        words = self._arena.inbound[start : start + arena.ChannelIn.itemsize].view(np.uint64)
-        words[:] = 0
+
+def clear_words(shared: SharedArena, channel: int) -> None:
+    """Gives the channel's lease up, in host memory, for whoever wrote there last."""
+    layout = shared.inbound_layout
+    start = layout.channel_offset(channel) + layout.channel_control_offset
+    words = shared.inbound[start : start + arena.ChannelIn.itemsize].view(np.uint64)
+    words[:] = 0

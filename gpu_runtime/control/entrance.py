@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
 from gpu_runtime.chain.process import ChainError
 from gpu_runtime.config import RuntimeConfig
-from gpu_runtime.control.direct import DirectChannels
-from gpu_runtime.control.errors import BadRequestError, NotReadyError
+from gpu_runtime.control.direct import DirectChannels, clear_words
+from gpu_runtime.control.errors import BadRequestError, NoSuchSessionError, NotReadyError
 from gpu_runtime.control.sessions import Session, Sessions
 from gpu_runtime.control.successors import Successors
 from gpu_runtime.mailbox import Mailbox
@@ -20,6 +21,10 @@ from gpu_runtime.registration.choose import make_registrar
 from gpu_runtime.registration.memory import HostMemory, LentMemory
 from gpu_runtime.shared_arena import SharedArena
 
+log = logging.getLogger(__name__)
+
+GIVE_UP_SECONDS = 1.0
+"""For the device to take note that a lease was given up; it looks once a step."""
 Done = TypeVar("Done")
 
 
@@ -41,6 +46,7 @@ class Entrance:
         )
         self._one_at_a_time = asyncio.Lock()
         self._undoing: set[asyncio.Task[None]] = set()
+        self._said: set[str] = set()
         self._direct: DirectChannels | None = None
         self._successors = Successors(shared, lambda: not self._open)
         self._open = False
@@ -89,12 +95,14 @@ class Entrance:
                 self._direct = DirectChannels(mailbox, self._arena, lambda: not self._open)
         self._open = True
 
-    async def open(self, front_end: str, count: int, transport: str, offer: bytes, owner: str) -> Session:
+    async def open(
+        self, front_end: str, count: int, transport: str, offer: bytes, owner: str, fingerprint: str = ""
+    ) -> Session:
         """Channels for a front end, and what it needs to reach them. Should the caller go away meanwhile, what was
         given is taken back.
 
         Args:
-            owner: subject of the caller's certificate.
+            owner, fingerprint: subject and SHA-256 of the caller's certificate.
 
         Raises:
             BadRequestError: the transport is not offered here, or the offer not one of it.
@@ -122,9 +130,56 @@ class Entrance:
 
         async def let_in() -> Session:
             self._refuse_when_closed()
-            return await self.sessions.open(front_end, count, transport, owner, register)
+            return await self.sessions.open(front_end, count, transport, owner, register, fingerprint)
 
         return await self._alone(let_in(), self.sessions.take_back)
+
+    async def end(self, front_end: str) -> bool:
+        """Ends a session, whoever is there: its front end is shut out at once, and gives its leases up.
+
+        Returns:
+            Whether its channels are free now; if not they are when the lease's time is over.
+
+        Raises:
+            NoSuchSessionError: nobody of that name has one.
+            NotReadyError: this machine's memory is mapped there and cannot be taken away; or the chain is ending.
+        """
+        return await self._alone(self._end(front_end))
+
+    async def _end(self, front_end: str) -> bool:
+        self._refuse_when_closed()
+        session = self.sessions.named(front_end)
+        if session.transport == "shm" and self.sessions.is_live(session):
+            raise NotReadyError(f"{front_end!r} has this machine's memory mapped, until its process ends")
+        await self.sessions.end(session)
+        await self._give_up(session)
+        return not self.sessions.is_live(session)
+
+    async def _give_up(self, session: Session) -> None:
+        """The leases of a front end that is shut out, where its words can be reached."""
+        if self._memory is None:
+            for channel in session.channels:
+                clear_words(self._arena, channel)
+        elif self._direct is not None:
+            with suppress(NotReadyError):
+                await self._direct.assign(session.channels, direct=False)
+        deadline = time.monotonic() + GIVE_UP_SECONDS
+        while self.sessions.is_live(session) and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+
+    async def end_those(self, chosen: Callable[[Session], bool]) -> None:
+        """Ends some sessions. What stays of them is said once, and tried again at the next call."""
+        names = [session.front_end for session in self.sessions.all() if chosen(session)]
+        for name in names:
+            try:
+                await self.end(name)
+            except NoSuchSessionError:
+                continue
+            except Exception as error:  # whatever a device says: the other ones shall end too
+                if name not in self._said:
+                    log.error("a session that shall end stays: %s", error)
+                self._said.add(name)
+        self._said &= set(names)
 
     async def sweep(self) -> None:
         """See `Sessions.sweep`; to be called about once a second."""

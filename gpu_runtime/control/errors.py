@@ -29,6 +29,12 @@ class NoSuchModelError(ControlError):
     code = grpc.StatusCode.NOT_FOUND
 
 
+class NoSuchSessionError(ControlError):
+    """No session of that name."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+
 class BadRequestError(ControlError):
     """The request itself is wrong."""
 

@@ -15,6 +15,7 @@ from gpu_runtime.control.access import ALLOWED, AUDITED, refusal
 from gpu_runtime.control.audit import Audit, Entry
 from gpu_runtime.control.caller import Caller, caller_of
 from gpu_runtime.control.crowd import Crowd, Limits
+from gpu_runtime.control.refused import RefusedCertificates
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -28,6 +29,7 @@ REQUEST_SECONDS = 10.0
 CALL_SECONDS = 60.0
 """For a call that is no stream, whatever its caller would wait, beside the grace time that it names."""
 Status = tuple[grpc.StatusCode, str]
+_REFUSED: Status = (grpc.StatusCode.UNAUTHENTICATED, "this certificate is refused by this runtime")
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,9 @@ class Running:
 class Guard(Interceptor):
     """See the module. Requests are read here: gRPC would wait for them for ever, before anybody is asked anything."""
 
-    def __init__(self, audit: Audit, limits: Limits | None = None) -> None:
+    def __init__(self, audit: Audit, refused: RefusedCertificates | None = None, limits: Limits | None = None) -> None:
         self._audit = audit
+        self._refused = refused or RefusedCertificates()
         self._crowd = Crowd(limits or Limits())
         self._running: set[Running] = set()
         self._stopping = False
@@ -67,6 +70,16 @@ class Guard(Interceptor):
         for running in self._running:
             if running.streams:
                 running.over.set()
+
+    def end_refused(self) -> None:
+        """Ends the calls of certificates that are refused by now."""
+        for running in self._running:
+            if self._is_refused(running.caller):
+                running.why = _REFUSED
+                running.over.set()
+
+    def _is_refused(self, caller: Caller) -> bool:
+        return caller.secure and self._refused.has(caller.subject, caller.fingerprint)
 
     async def intercept_service(
         self,
@@ -90,7 +103,7 @@ class Guard(Interceptor):
     def _guarded(self, method: Method) -> Callable[..., Any]:
         async def guarded(requests: AsyncIterator[Any], context: Context) -> Any:
             caller = caller_of(context.auth_context(), context.peer())
-            refused = refusal(method.name, caller)
+            refused = _REFUSED if self._is_refused(caller) else refusal(method.name, caller)
             if refused is None and method.name not in AUDITED:
                 return await self._let_in(method, caller, requests, context)
             entry, outcome = Entry(method.name.rpartition("/")[2], caller), "OK"

@@ -17,8 +17,10 @@ from blink_proto.dial import DialError
 from blink_proto.grpc_settings import MAX_CALLS, SERVER_OPTIONS, is_local
 from gpu_runtime.config import ConfigError
 from gpu_runtime.control.audit import STANDARD_ERROR, Audit
+from gpu_runtime.control.files import LOOK_SECONDS
 from gpu_runtime.control.guard import Guard
 from gpu_runtime.control.health import SERVICE, follow_health, make_health
+from gpu_runtime.control.refused import ListError, RefusedCertificates
 from gpu_runtime.control.runtime import Runtime
 from gpu_runtime.control.service import ControlService
 from gpu_runtime.control.tls import ServerTls, TlsFiles
@@ -39,6 +41,8 @@ class Listen:
     reflection: bool | None = None
     """None: in plain text only."""
     audit_log: str = STANDARD_ERROR
+    refused_certificates: str = ""
+    """File of them; empty: none."""
 
 
 @dataclass
@@ -62,7 +66,7 @@ class ControlServer:
         await self.server.stop(grace=1.0)
 
 
-def check_listen(listen: Listen) -> tuple[ServerTls | None, Audit]:
+def check_listen(listen: Listen) -> tuple[ServerTls | None, Audit, RefusedCertificates]:
     """Everything that can be wrong with the choices, before anything is started.
 
     Raises:
@@ -73,12 +77,18 @@ def check_listen(listen: Listen) -> tuple[ServerTls | None, Audit]:
             f"--listen {listen.address} can be reached from other machines: it needs --tls-cert, --tls-key and "
             "--client-ca (blinkctl certs init makes them), or --insecure if everybody there may administer this runtime"
         )
+    if listen.refused_certificates and listen.tls is None:
+        raise ConfigError("--refused-certificates needs TLS: in plain text nobody shows one")
+    try:
+        refused = RefusedCertificates(listen.refused_certificates)
+    except ListError as error:
+        raise ConfigError(f"--refused-certificates {error}") from error
     try:
         tls = None if listen.tls is None else ServerTls(listen.tls)
     except DialError as error:
         raise ConfigError(f"the control plane's {error}") from error
     try:
-        return tls, Audit(listen.audit_log)
+        return tls, Audit(listen.audit_log), refused
     except OSError as error:
         raise ConfigError(f"--audit-log {listen.audit_log}: {error.strerror}") from error
 
@@ -90,8 +100,8 @@ async def start_server(runtime: Runtime, listen: Listen) -> ControlServer:
         ConfigError: the choices cannot work.
         AddressError: the address is taken or malformed.
     """
-    tls, audit = check_listen(listen)
-    guard = Guard(audit)
+    tls, audit, refused = check_listen(listen)
+    guard = Guard(audit, refused)
     server = grpc.aio.server(interceptors=[guard], options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
     add_ControlServicer_to_server(ControlService(runtime), server)
     checks = make_health()
@@ -103,7 +113,19 @@ async def start_server(runtime: Runtime, listen: Listen) -> ControlServer:
     followers = [asyncio.create_task(follow_health(runtime, checks))]
     if tls is not None:
         followers.append(asyncio.create_task(tls.follow()))
+    if listen.refused_certificates:
+        followers.append(asyncio.create_task(_follow_refused(refused, guard, runtime)))
     return ControlServer(server, port, checks, guard, followers)
+
+
+async def _follow_refused(refused: RefusedCertificates, guard: Guard, runtime: Runtime) -> None:
+    """Once a second, for ever: whoever is refused by now has no calls and no session."""
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        await refused.look()
+        guard.end_refused()
+        if runtime.models():
+            await runtime.life.entrance.end_those(lambda one: refused.has(one.owner, one.fingerprint))
 
 
 def _bind(server: Any, address: str, tls: ServerTls | None) -> int:

@@ -119,11 +119,22 @@ class ControlService(ControlServicer):
             if request.layout_hash != arena.LAYOUT_HASH:
                 raise NotReadyError("the front end was built for another arena layout; use the same version")
             life = self._runtime.life
-            owner = caller_of(context.auth_context(), context.peer()).subject
-            return await life.open_session(request.front_end, request.channels, request.transport, request.offer, owner)
+            caller = caller_of(context.auth_context(), context.peer())
+            wanted = (request.front_end, request.channels, request.transport, request.offer)
+            return await life.open_session(*wanted, caller.subject, caller.fingerprint)
 
         opened: control_pb2.OpenSessionResponse = await answer(context, open_session)
         return opened
+
+    async def CloseSession(
+        self, request: control_pb2.CloseSessionRequest, context: Context
+    ) -> control_pb2.CloseSessionResponse:
+        """Shuts a front end out."""
+
+        async def close() -> bool:
+            return await self._runtime.life.entrance.end(request.front_end)
+
+        return control_pb2.CloseSessionResponse(freed=await answer(context, close))
 
     async def ListSessions(
         self, request: control_pb2.ListSessionsRequest, context: Context

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from gpu_runtime.control.errors import BadRequestError, ExhaustedError, TakenError, check_name
+from gpu_runtime.control.errors import BadRequestError, ExhaustedError, NoSuchSessionError, TakenError, check_name
 from gpu_runtime.registration.base import Registration
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ class Session:
     channels: tuple[int, ...]
     owner: str
     """Subject of the certificate that opened it; empty in plain text."""
+    fingerprint: str
+    """Of that certificate."""
     registration: Registration = field(repr=False)
     opened: float
     """By the monotonic clock."""
@@ -66,7 +68,9 @@ class Sessions:
         self._patience = SILENT_LEASES * lease_seconds
         self._sessions: dict[str, Session] = {}
 
-    async def open(self, front_end: str, count: int, transport: str, owner: str, register: Register) -> Session:
+    async def open(
+        self, front_end: str, count: int, transport: str, owner: str, register: Register, fingerprint: str = ""
+    ) -> Session:
         """Channels for a front end: the ones it had, more or fewer when it asks for another number. What it was given
         before is revoked, and `register` gives it the new channels.
 
@@ -81,7 +85,7 @@ class Sessions:
         now = time.monotonic()
         await self.sweep(now)
         before = self._sessions.get(front_end)
-        if before and before.owner != owner and any(map(self._is_live, before.channels)):
+        if before and before.owner != owner and self.is_live(before):
             raise TakenError(f"{front_end!r} is the name of a front end with another certificate's subject")
         kept = before.channels[:count] if before else ()
         free = [channel for channel in self.free() if channel not in kept]
@@ -91,14 +95,33 @@ class Sessions:
         if before:  # first, so that two workers never reach the same channel
             await before.revoke()
         registration = await register(channels)
-        made = self._sessions[front_end] = Session(front_end, transport, channels, owner, registration, now)
+        made = Session(front_end, transport, channels, owner, fingerprint, registration, now)
+        self._sessions[front_end] = made
         return made
 
     async def take_back(self, session: Session) -> None:
         """Ends one that its front end has not heard of. Its channels are kept for it while one of them is live."""
         await session.revoke()
-        if self._sessions.get(session.front_end) is session and not any(map(self._is_live, session.channels)):
+        if self._sessions.get(session.front_end) is session and not self.is_live(session):
             del self._sessions[session.front_end]
+
+    def named(self, front_end: str) -> Session:
+        """Raises:
+        NoSuchSessionError: nobody of that name has one.
+        """
+        try:
+            return self._sessions[front_end]
+        except KeyError:
+            raise NoSuchSessionError(f"no session of a front end named {front_end!r}") from None
+
+    def is_live(self, session: Session) -> bool:
+        """Whether a worker holds the lease of one of its channels."""
+        return any(map(self._is_live, session.channels))
+
+    async def end(self, session: Session) -> None:
+        """Ends one, whoever is there."""
+        await session.revoke()
+        self._sessions.pop(session.front_end, None)
 
     def all(self) -> list[Session]:
         """Every open session, in the order of the first opening."""
@@ -116,7 +139,7 @@ class Sessions:
         change, with the time of the monotonic clock.
         """
         for session in self.all():
-            if any(map(self._is_live, session.channels)):
+            if self.is_live(session):
                 session.lived = now
         return any(self._is_over(session, now) or self._is_due(session, now) for session in self.all())
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,9 @@ from typing import Any
 import grpc
 
 from blink_proto.dial import DialError, check_files
+from gpu_runtime.control.files import LOOK_SECONDS, Look, look, say
 
-LOOK_SECONDS = 1.0
-_Look = tuple[tuple[int, int, int, int] | None, ...]
+_Looks = tuple[Look, ...]
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,9 @@ class ServerTls:
             try:
                 self._present = await asyncio.to_thread(self._read)
             except DialError as error:
-                _say(f"kept the old certificate of the control plane: {error}")
+                say(f"kept the old certificate of the control plane: {error}")
             else:
-                _say("took up a new certificate of the control plane")
+                say("took up a new certificate of the control plane")
 
     def _newer(self) -> grpc.ServerCertificateConfiguration | None:
         """gRPC asks before each handshake, in a thread of its own."""
@@ -76,19 +74,5 @@ class ServerTls:
             raise DialError(str(error)) from error
         return grpc.ssl_server_certificate_configuration([(key, chain)], ca)
 
-    def _look(self) -> _Look:
-        return tuple(map(_identity, (self._files.certificate, self._files.key, self._files.client_ca)))
-
-
-def _identity(path: str) -> tuple[int, int, int, int] | None:
-    """What a name leads to, through any links."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    def _look(self) -> _Looks:
+        return tuple(map(look, (self._files.certificate, self._files.key, self._files.client_ca)))

@@ -218,6 +218,18 @@ class OpenSessionResponse(_message.Message):
     model: Model
     def __init__(self, layout: _Optional[_Union[ArenaLayout, _Mapping]] = ..., nonce: _Optional[int] = ..., epoch: _Optional[int] = ..., channels: _Optional[_Iterable[int]] = ..., transport_blob: _Optional[bytes] = ..., model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
 
+class CloseSessionRequest(_message.Message):
+    __slots__ = ("front_end",)
+    FRONT_END_FIELD_NUMBER: _ClassVar[int]
+    front_end: str
+    def __init__(self, front_end: _Optional[str] = ...) -> None: ...
+
+class CloseSessionResponse(_message.Message):
+    __slots__ = ("freed",)
+    FREED_FIELD_NUMBER: _ClassVar[int]
+    freed: bool
+    def __init__(self, freed: _Optional[bool] = ...) -> None: ...
+
 class ListSessionsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -61,6 +61,11 @@ class ControlStub:
                 request_serializer=blink__proto_dot_control__pb2.OpenSessionRequest.SerializeToString,
                 response_deserializer=blink__proto_dot_control__pb2.OpenSessionResponse.FromString,
                 _registered_method=True)
+        self.CloseSession = channel.unary_unary(
+                '/blink.control.v1.Control/CloseSession',
+                request_serializer=blink__proto_dot_control__pb2.CloseSessionRequest.SerializeToString,
+                response_deserializer=blink__proto_dot_control__pb2.CloseSessionResponse.FromString,
+                _registered_method=True)
         self.ListSessions = channel.unary_unary(
                 '/blink.control.v1.Control/ListSessions',
                 request_serializer=blink__proto_dot_control__pb2.ListSessionsRequest.SerializeToString,
@@ -135,6 +140,15 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CloseSession(self, request, context):
+        """Ends a session: what the front end was given is void at once, its leases are given up, its channels are free again.
+        It may open another one. NOT_FOUND: no session of that name. FAILED_PRECONDITION: it lives over shared memory, of
+        which nothing can be taken away.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListSessions(self, request, context):
         """Which front end holds which channels.
         """
@@ -192,6 +206,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.OpenSession,
                     request_deserializer=blink__proto_dot_control__pb2.OpenSessionRequest.FromString,
                     response_serializer=blink__proto_dot_control__pb2.OpenSessionResponse.SerializeToString,
+            ),
+            'CloseSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseSession,
+                    request_deserializer=blink__proto_dot_control__pb2.CloseSessionRequest.FromString,
+                    response_serializer=blink__proto_dot_control__pb2.CloseSessionResponse.SerializeToString,
             ),
             'ListSessions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSessions,
@@ -351,6 +370,33 @@ class Control:
             '/blink.control.v1.Control/OpenSession',
             blink__proto_dot_control__pb2.OpenSessionRequest.SerializeToString,
             blink__proto_dot_control__pb2.OpenSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blink.control.v1.Control/CloseSession',
+            blink__proto_dot_control__pb2.CloseSessionRequest.SerializeToString,
+            blink__proto_dot_control__pb2.CloseSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

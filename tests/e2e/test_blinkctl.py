@@ -212,6 +212,7 @@ def test_completion() -> None:
         "doctor",
     }
     assert offered("certs ") == {"init", "issue", "renew", "show"}
+    assert offered("sessions ") == {"end"}
     assert offered("certs issue ") == {"front-end", "administrator", "reader"}
     assert "--replace" in offered("load --re")
 

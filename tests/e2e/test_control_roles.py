@@ -32,6 +32,7 @@ WANTED: dict[str, set[str]] = {
     "/blink.control.v1.Control/UnloadModel": A,
     "/blink.control.v1.Control/Drain": A,
     "/blink.control.v1.Control/OpenSession": F,
+    "/blink.control.v1.Control/CloseSession": A,
     "/blink.control.v1.Control/FetchTokenizer": F,
     "/grpc.health.v1.Health/Check": A | F | R,
     "/grpc.health.v1.Health/Watch": A | F | R,

@@ -212,6 +212,27 @@ def test_a_stale_local_front_end_does_not_spoil_a_channel(adapter: Adapter, tiny
     play(adapter, tiny_folder, scene)
 
 
+@pytest.mark.parametrize("beside", [("shm",), ()])
+def test_a_session_is_ended_whoever_is_there(adapter: Adapter, tiny_folder: Path, beside: tuple[str, ...]) -> None:
+    """Its keys at once; its lease too where the relay can overwrite the device's words."""
+
+    async def scene(site: Site) -> None:
+        left, _ = await site.remote("hostile")
+        stays, _ = await site.remote("dpu")
+        assert await site.life.entrance.end("hostile") == bool(beside)
+        with pytest.raises(RefusedError):
+            left.beat()
+        assert [one.front_end for one in site.life.list_sessions()] == ["dpu"]
+        assert site.life.sessions.free() == ([0, 2, 3] if beside else [2, 3])
+        if beside:
+            after, _ = await site.remote("other")
+            assert (after.control_offset, after.lease) == (left.control_offset, left.lease + 1)
+            await check(after)
+        await check(stays)
+
+    play(adapter, tiny_folder, scene, "verbs", *beside)
+
+
 def test_a_channel_changes_its_transport_and_back(adapter: Adapter, tiny_folder: Path) -> None:
     async def scene(site: Site) -> None:
         first, peer = await site.remote()

@@ -92,3 +92,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONTROL']._serialized_start=2629
   _globals['_CONTROL']._serialized_end=3539
 # @@protoc_insertion_point(module_scope)
+
+from blink_proto.redact import redact as _redact
+_redact(DESCRIPTOR, globals())

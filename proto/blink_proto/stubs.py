@@ -8,6 +8,12 @@ from pathlib import Path
 
 STUBS = ("control_pb2.py", "control_pb2.pyi", "control_pb2_grpc.py")
 
+_REDACTION = """
+from blink_proto.redact import redact as _redact
+_redact(DESCRIPTOR, globals())
+"""
+"""Put behind the messages, so that nobody has them without it."""
+
 
 def generate_stubs(package: Path) -> dict[Path, str]:
     """Path inside `package` and content of every stub.
@@ -25,4 +31,6 @@ def generate_stubs(package: Path) -> dict[Path, str]:
         if status != 0:
             raise RuntimeError(f"protoc ended with status {status}")
         made = Path(folder) / package.name
-        return {package / name: (made / name).read_text(encoding="utf-8") for name in STUBS}
+        stubs = {package / name: (made / name).read_text(encoding="utf-8") for name in STUBS}
+        stubs[package / STUBS[0]] += _REDACTION
+        return stubs

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -196,7 +197,7 @@ def test_what_is_secret_shows_nowhere(tiny_model: Path, tmp_path: Path) -> None:
                 request = control_pb2.OpenSessionRequest(**fields | changes, offer=offer)
                 with pytest.raises(grpc.RpcError) as refused:
                     runtime.stub(FRONT_END).OpenSession(request, timeout=10)
-                said.append(refused.value.details() or "")
+                said += [refused.value.details() or "", *traceback.format_exception(refused.value), repr(request)]
             for command in ("status", "list", "sessions"):
                 said += [runtime.ctl("-o", form, command).stdout for form in ("json", "table")]
             said.append(httpx.get(f"{url}/metrics").text)

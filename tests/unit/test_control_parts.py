@@ -259,6 +259,20 @@ def test_secrets_print_as_words() -> None:
     assert "77123456789" not in repr(ArenaLimits(nonce, 1, 2, 3, 4))
 
 
+def test_messages_with_secrets_do_not_tell_them() -> None:
+    """Wherever a message may get into a text: of its own, in others, in an exception."""
+    request = control_pb2.OpenSessionRequest(front_end="dpu-7", transport="verbs", offer=b"rkey-991")
+    answer = control_pb2.OpenSessionResponse(epoch=5, nonce=77123456789, transport_blob=b"blob-4711", channels=[3])
+    for message, plain in ((request, "dpu-7"), (answer, "epoch: 5")):
+        for text in (str(message), repr(message), f"{message}", f"{[message]}", str(ValueError(message))):
+            assert plain in text
+            assert "redacted" in text
+            assert not [secret for secret in ("991", "77123456789", "4711") if secret in text]
+    assert (request.offer, answer.nonce, answer.transport_blob) == (b"rkey-991", 77123456789, b"blob-4711")
+    assert control_pb2.OpenSessionResponse.FromString(answer.SerializeToString()) == answer
+    assert str(control_pb2.State(epoch=5)) == "epoch: 5\n", "others are as they were"
+
+
 DUMP_SETTINGS = """
 import ctypes, resource
 from blink_proto.secret import forbid_core_dumps

@@ -123,3 +123,26 @@ def test_the_device_is_closed_again_before_anything_listens(program: str, tmp_pa
     assert ended.returncode != 0
     calls = [line.split()[0] for line in trace.read_text().splitlines()]
     assert calls == ["doca_devinfo_create_list", "doca_dev_open", "doca_devinfo_destroy_list", "doca_dev_close"]
+
+
+@pytest.mark.parametrize(
+    ("ordering", "transport", "status", "said"),
+    [
+        (0, "shm,verbs", 2, "--device cuda with RDMA: this CUDA device promises no order of RDMA writes"),
+        (99, "doca", 2, "(its write ordering is 99, 100 is needed): a commit word could be seen before its payload"),
+        (100, "shm,verbs", 2, "RDMA cannot be used:"),
+        (0, "shm", 1, "'/nowhere' is neither a folder"),
+    ],
+    ids=["verbs", "doca", "strong", "shm"],
+)
+def test_a_device_whose_write_ordering_is_too_weak(ordering: int, transport: str, status: int, said: str) -> None:
+    """Refused before anything listens; one that is strong enough gets as far as the adapter, which is not there."""
+    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed (extra cuda)")
+    command = [sys.executable, "-m", "tests.standin.device_program", str(ordering), "--device", "cuda"]
+    command += ["--transport", transport, "--listen", "127.0.0.1:0", "--model", "/nowhere"]
+    if transport != "shm":
+        command += ["--rdma-address", "10.9.0.1"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert ended.returncode == status, ended.stderr
+    assert said in ended.stderr
+    assert ("control plane on port" in ended.stderr) == (transport == "shm")

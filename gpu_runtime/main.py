@@ -96,7 +96,9 @@ def run(
     tls_key: Annotated[str, typer.Option(help="PEM key of --tls-cert.")] = "",
     client_ca: Annotated[str, typer.Option(help="PEM authorities that sign the callers' certificates.")] = "",
     insecure: Annotated[bool, typer.Option("--insecure", help="Plain text also to other machines.")] = False,
-    reflection: Annotated[bool | None, typer.Option(help="gRPC reflection; default: in plain text only.")] = None,
+    reflection: Annotated[
+        bool | None, typer.Option(help="gRPC reflection; default: only in plain text on a local address.")
+    ] = None,
     audit_log: Annotated[str, typer.Option(help="File for administrative calls; -: standard error.")] = "-",
     refused_certificates: Annotated[
         str, typer.Option(help="File of certificates that are refused: a SHA-256 or a subject a line.")

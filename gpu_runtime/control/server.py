@@ -39,10 +39,18 @@ class Listen:
     insecure: bool = False
     """Plain text also where other machines can reach it."""
     reflection: bool | None = None
-    """None: in plain text only."""
+    """None: where nobody outside this machine can ask for it."""
     audit_log: str = STANDARD_ERROR
     refused_certificates: str = ""
     """File of them; empty: none."""
+
+    @property
+    def reflects(self) -> bool:
+        """Whether callers may ask which calls there are: by default only in plain text on a local address. TLS, and
+        other machines, mean production."""
+        if self.reflection is None:
+            return self.tls is None and is_local(self.address)
+        return self.reflection
 
 
 @dataclass
@@ -106,7 +114,7 @@ async def start_server(runtime: Runtime, listen: Listen) -> ControlServer:
     add_ControlServicer_to_server(ControlService(runtime), server)
     checks = make_health()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    if tls is None if listen.reflection is None else listen.reflection:
+    if listen.reflects:
         reflection.enable_server_reflection([SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     port = _bind(server, listen.address, tls)
     await server.start()

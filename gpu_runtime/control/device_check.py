@@ -49,7 +49,7 @@ def require_device(device: str, rdma: Wish | None = None) -> None:
 
 
 def _require_rdma(wish: Wish) -> None:
-    """The device's part of it; adapters are looked for when a model is loaded."""
+    """The device's part of it; see `try_adapters` for the adapters'."""
     from cuda.bindings import driver
 
     try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import re
 import unicodedata
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from blink_deploy import output
+from blink_deploy import ctl, output
 from blink_deploy.ctl import app
 from blink_deploy.output import plain
 from blink_deploy.watching.render import line, screen
@@ -148,6 +150,18 @@ def test_names_in_a_watching_terminal(name: str) -> None:
     assert shown.count(as_seen(name)) == 2
     assert is_safe(shown)
     assert is_safe(line(view_of(None, Sample(0.0, state))))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_in_a_progress_bar(hostile: tuple[Hostile, str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a terminal, whose own control sequences are there too: only those of the bar."""
+    said = io.StringIO()
+    made = Console(file=said, force_terminal=True, width=240, color_system=None, markup=False, emoji=False)
+    monkeypatch.setattr(ctl, "errors", made)
+    hostile[0].name = name
+    assert run(hostile[1], "load", "x").exit_code == 0
+    assert as_seen(name) in said.getvalue()
+    assert is_safe(re.sub(r"\x1b\[(\?25[lh]|\d*[AK])|\r", "", said.getvalue()))
 
 
 def test_a_phase_of_a_later_version(hostile: tuple[Hostile, str]) -> None:

@@ -28,7 +28,7 @@ SERVER_OPTIONS: Options = [
     ("grpc.keepalive_time_ms", SERVER_PING_MS),
     ("grpc.keepalive_timeout_ms", SERVER_PING_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.ping_timeout_ms", SERVER_PING_TIMEOUT_MS),  # counts for pings of keep-alive too, 60 s if nothing is said
+    ("grpc.http2.ping_timeout_ms", SERVER_PING_TIMEOUT_MS),  # of keep-alive too; 60 s if nothing is said
     ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PING_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),

@@ -124,8 +124,13 @@ __device__ inline Pulled pull_cancels(const State& state, const layout::ChainBoa
   return {count != 0, count == kLanes};
 }
 
-// Forgets what stands in a channel's rings in host memory, as the scheduler does in its own (leases.h): it is about to
-// accept the next lease, whose front end writes no record before a push has told it. One warp.
+// No record has that commit word: its lap is 0.
+constexpr uint64_t kNoCommit = 0;
+
+// Forgets the records that stand in a channel's rings in host memory, as the scheduler does in its own (leases.h): it
+// is about to accept the next lease, whose front end writes no record before a push has told it. Prompts and answers
+// stay there: whoever is let into host memory has all of it mapped, every channel of it, and nothing of front ends that
+// come by RDMA is ever copied to it. One warp.
 __device__ inline void clear_host_rings(const State& state, const layout::ChainBoard& board, uint32_t c) {
   const uint32_t lane = threadIdx.x % kLanes;
   auto* submissions = mirrored<arena::SubmitRecord>(submit_ring(state, c), state.inbound, board.host_inbound);

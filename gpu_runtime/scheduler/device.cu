@@ -84,7 +84,7 @@ bool copy_back(blink_scheduler& scheduler) {
       cudaMemcpy(scheduler.outbound, scheduler.device_outbound, scheduler.outbound_bytes, cudaMemcpyDeviceToHost));
 }
 
-// Of the inbound region the scheduler writes the rings of channels whose lease begins.
+// Of the inbound region the scheduler wipes rings and heaps of channels whose lease begins.
 bool copy_inbound_back(const blink_scheduler& scheduler) {
   return ok(cudaMemcpy(scheduler.inbound, scheduler.device_inbound, scheduler.inbound_bytes, cudaMemcpyDeviceToHost));
 }

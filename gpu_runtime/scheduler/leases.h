@@ -53,20 +53,31 @@ BLINK_FN void watch_cursor(Channel& channel, uint64_t log_read) {
   channel.log_read_seen = log_read;
 }
 
-// No record has that commit word: its lap is 0.
-inline constexpr uint64_t kNoCommit = 0;
-
-// Forgets what stands in the rings of the channels whose lease has just begun. Commit words are no secret: whoever had
-// the channel before could have written those of this lease. By now its keys are revoked, and the new front end, which
-// writes no record before it is told of its lease, is told by a release behind this (telemetry.h).
+// Both on a boundary of 16 bytes.
 template <class Exec>
-BLINK_FN void clear_rings(const Exec& exec, State& state) {
+BLINK_FN void wipe(const Exec& exec, uint64_t* words, uint64_t bytes) {
+  exec.each(static_cast<uint32_t>(bytes / 16), [&](uint32_t i) { store_zeros(words + 2 * uint64_t{i}); });
+}
+
+// Leaves nothing of the leases that have just ended, and finds nothing at those that have just begun.
+//
+// A log is wiped with its lease's end: whoever gets the channel next may read it as soon as it has its keys, and has
+// them only when the end has been told. By then nobody writes records of that lease any more.
+//
+// What front ends write is wiped when a lease begins, since whoever had the channel before may write until its keys are
+// revoked. Its prompts and its salts could be made use of, and commit words are no secret: it could have written those
+// of this lease. The new front end, which writes nothing before it is told of its lease, is told by a release behind
+// this (telemetry.h). Nothing of the heap is needed any more: intake has copied what it took.
+template <class Exec>
+BLINK_FN void wipe_channels(const Exec& exec, const State& state) {
   for (uint32_t c = 0; c < state.config.channels; ++c) {
-    if (!state.channels[c].drop || !state.channels[c].live) continue;
-    arena::SubmitRecord* submissions = submit_ring(state, c);
-    arena::CancelRecord* cancels = cancel_ring(state, c);
-    exec.each(state.config.submit_slots, [&](uint32_t i) { store_relaxed(&submissions[i].commit, kNoCommit); });
-    exec.each(state.config.cancel_slots, [&](uint32_t i) { store_relaxed(&cancels[i].commit, kNoCommit); });
+    if (!state.channels[c].drop) continue;
+    wipe(exec, outbound_part<uint64_t>(state, c, state.outbound_layout.channel_log_offset),
+         uint64_t{state.config.log_slots} * sizeof(arena::TokenRecord));
+    if (!state.channels[c].live) continue;
+    // Rings and heap, up to the next channel.
+    const uint64_t rings = state.inbound_layout.channel_submit_offset;
+    wipe(exec, inbound_part<uint64_t>(state, c, rings), state.inbound_layout.channel_bytes - rings);
   }
 }
 
@@ -84,7 +95,7 @@ BLINK_FN void watch_channels(const Exec& exec, State& state, uint64_t now_ns) {
   const uint64_t ended_leases = exec.scan(
       state.config.channels, [&](uint32_t c) -> uint64_t { return state.channels[c].drop; }, [](uint32_t, uint64_t) {});
   if (ended_leases == 0) return;
-  clear_rings(exec, state);
+  wipe_channels(exec, state);
   const auto dropped = [&](uint32_t slot) { return state.channels[state.sequences[slot].channel].drop != 0; };
   release_blocks(exec, state, dropped);
   const auto untold = [&](uint32_t i) -> uint64_t {

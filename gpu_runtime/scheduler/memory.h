@@ -42,6 +42,11 @@ BLINK_FN void store_relaxed(uint64_t* word, uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
+// Two words, on a boundary of 16 bytes, in one store.
+BLINK_FN void store_zeros(uint64_t* words) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %1};" ::"l"(words), "l"(uint64_t{0}) : "memory");
+}
+
 #else
 
 template <class T>
@@ -68,6 +73,11 @@ BLINK_FN void store_release(T* word, T value) {
 template <class T>
 BLINK_FN void store_relaxed(T* word, T value) {
   __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
+
+BLINK_FN void store_zeros(uint64_t* words) {
+  store_relaxed(words, uint64_t{0});
+  store_relaxed(words + 1, uint64_t{0});
 }
 
 #endif

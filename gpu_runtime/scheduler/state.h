@@ -118,7 +118,7 @@ struct alignas(16) State {
   layout::SchedulerConfig config;
   arena::InboundLayout inbound_layout;
   arena::OutboundLayout outbound_layout;
-  uint8_t* inbound;  // read, but for the rings of a channel whose lease begins
+  uint8_t* inbound;  // read, but for what is wiped when a lease begins
   uint8_t* outbound;
 
   Sequence* sequences;    // [max_sequences]

@@ -81,7 +81,7 @@ enum class SubmitFlag : uint32_t {
 };
 inline constexpr uint32_t kSubmitFlagAll = 1u | 2u | 4u;
 
-// last word of a submission and of a cancel record, written after the rest. A record is valid when both parts are the expected ones, so that a stale or torn record never looks valid. When a lease begins the scheduler sets those of all slots to 0, which is none, since an earlier holder could have written the ones of leases to come
+// last word of a submission and of a cancel record, written after the rest. A record is valid when both parts are the expected ones, so that a stale or torn record never looks valid. When a lease begins the scheduler sets those of all slots to 0, which is none, with all else in rings and heap: an earlier holder could have written the ones of leases to come
 struct CommitWord {
   uint64_t lap;  // 32 bits: 1 + (position / slots) mod (2^32 - 1), so never 0
   uint64_t lease;  // 32 bits: the lease under which the writer holds the channel
@@ -233,7 +233,7 @@ static_assert(offsetof(TokenRecord, body) == 8);
 
 // words of a channel that its front-end worker writes, one cache line each
 struct alignas(8) ChannelIn {
-  uint64_t lease;  // lease taken: the last accepted one + 1; 0 gives the channel back. Records that are written before the scheduler shows that lease are forgotten
+  uint64_t lease;  // lease taken: the last accepted one + 1; 0 gives the channel back. Records and prompts that are written before the scheduler shows that lease are wiped
   uint8_t pad0[56];  // zero
   uint64_t heartbeat;  // grows while the worker lives
   uint8_t pad1[56];  // zero
@@ -253,7 +253,7 @@ static_assert(offsetof(ChannelIn, pad2) == 136);
 // words of a channel that the scheduler writes
 struct alignas(8) ChannelOut {
   uint64_t lease;  // last accepted lease (0: none yet in this epoch)
-  uint64_t live;  // 1 while that lease holds, 0 after it was given back or expired
+  uint64_t live;  // 1 while that lease holds, 0 after it was given back or expired; the log is wiped by then, and no record that was not read comes any more
   uint64_t log_start;  // position of the first token record under that lease
   uint64_t log_written;  // position after the newest token record; what proves a record is its own lap
   uint64_t submit_read;  // position up to which submissions were taken

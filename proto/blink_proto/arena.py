@@ -124,7 +124,7 @@ class SubmitFlag(IntFlag):
     """the log-probabilities of the prompt's tokens are wanted too (PROMPT_TOKEN), as many with each as `logprobs` says"""
 
 def pack_commit_word(lap: int, lease: int) -> int:
-    """last word of a submission and of a cancel record, written after the rest. A record is valid when both parts are the expected ones, so that a stale or torn record never looks valid. When a lease begins the scheduler sets those of all slots to 0, which is none, since an earlier holder could have written the ones of leases to come
+    """last word of a submission and of a cancel record, written after the rest. A record is valid when both parts are the expected ones, so that a stale or torn record never looks valid. When a lease begins the scheduler sets those of all slots to 0, which is none, with all else in rings and heap: an earlier holder could have written the ones of leases to come
 
     lap (32 bits): 1 + (position / slots) mod (2^32 - 1), so never 0
     lease (32 bits): the lease under which the writer holds the channel
@@ -252,7 +252,7 @@ assert {name: field[1] for name, field in TokenRecord.fields.items()} == TOKEN_R
 
 ChannelIn = np.dtype(
     [
-        ("lease", "<u8"),  # lease taken: the last accepted one + 1; 0 gives the channel back. Records that are written before the scheduler shows that lease are forgotten
+        ("lease", "<u8"),  # lease taken: the last accepted one + 1; 0 gives the channel back. Records and prompts that are written before the scheduler shows that lease are wiped
         ("pad0", "u1", (56,)),  # zero
         ("heartbeat", "<u8"),  # grows while the worker lives
         ("pad1", "u1", (56,)),  # zero
@@ -269,7 +269,7 @@ assert {name: field[1] for name, field in ChannelIn.fields.items()} == CHANNEL_I
 ChannelOut = np.dtype(
     [
         ("lease", "<u8"),  # last accepted lease (0: none yet in this epoch)
-        ("live", "<u8"),  # 1 while that lease holds, 0 after it was given back or expired
+        ("live", "<u8"),  # 1 while that lease holds, 0 after it was given back or expired; the log is wiped by then, and no record that was not read comes any more
         ("log_start", "<u8"),  # position of the first token record under that lease
         ("log_written", "<u8"),  # position after the newest token record; what proves a record is its own lap
         ("submit_read", "<u8"),  # position up to which submissions were taken

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <vector>
 
 #include "fibers.h"
 
@@ -83,6 +84,19 @@ void fetch(const State& state, Relay& relay) {
   }
 }
 
+// Host memory keeps the prompts and answers of earlier leases, of which the twin knows nothing: forgets them there too.
+void forget_earlier(const State& state, const Relay& relay, const std::vector<blink::Channel>& before) {
+  const auto& in = state.inbound_layout;
+  const auto& out = state.outbound_layout;
+  for (uint32_t c = 0; c < state.config.channels; ++c) {
+    const bool begun = state.channels[c].lease != before[c].lease;
+    if (is_direct(c) || (!begun && state.channels[c].live == before[c].live)) continue;
+    const uint64_t log = out.channel_offset(c) + out.channel_log_offset, rings = in.channel_submit_offset;
+    std::memset(relay.host_outbound + log, 0, out.channel_bytes - out.channel_log_offset);
+    if (begun) std::memset(relay.host_inbound + in.channel_offset(c) + rings, 0, in.channel_bytes - rings);
+  }
+}
+
 void pull(blink_scheduler* scheduler) {
   Relay& relay = relays.at(scheduler);
   forget_waiting(scheduler->state);
@@ -150,7 +164,10 @@ BLINK_EXPORT void blink_scheduler_destroy(blink_scheduler* scheduler) {
 
 BLINK_EXPORT void blink_scheduler_step(blink_scheduler* scheduler, uint64_t now_ns, uint32_t command) {
   pull(scheduler);
+  const State& state = scheduler->state;
+  const std::vector<blink::Channel> before(state.channels, state.channels + state.config.channels);
   blink_scheduler_step_on_host(scheduler, now_ns, command);
+  forget_earlier(state, relays.at(scheduler), before);
   push(scheduler);
 }
 

@@ -1,5 +1,7 @@
 // The scheduler on emulated threads, with a front end that answers within the very store that tells it of its lease:
-// what the scheduler does to a ring after that comes too late for it.
+// what the scheduler wipes after that is lost to it.
+#include <cstring>
+
 #include "fibers.h"
 
 #define store_release store_release_alone
@@ -12,8 +14,9 @@ namespace {
 struct {
   const blink::arena::ChannelOut* status;
   uint64_t lease;
-  uint64_t* commit;
-  uint64_t word;
+  void* to;
+  const void* from;
+  uint64_t bytes;
 } answer;
 
 }  // namespace
@@ -24,7 +27,7 @@ template <class T>
 void store_release(T* word, T value) {
   store_release_alone(word, value);
   if (answer.status == nullptr || answer.status->lease != answer.lease || answer.status->live == 0) return;
-  *answer.commit = answer.word;
+  std::memcpy(answer.to, answer.from, answer.bytes);
   answer.status = nullptr;
 }
 
@@ -32,8 +35,8 @@ void store_release(T* word, T value) {
 
 #include "scheduler_block.cpp"
 
-// Has `word` written to `commit` as soon as that lease shows.
-extern "C" BLINK_EXPORT void blink_answer_at_once(const blink::arena::ChannelOut* status, uint64_t lease,
-                                                  uint64_t* commit, uint64_t word) {
-  answer = {status, lease, commit, word};
+// Has so many bytes written as soon as that lease shows.
+extern "C" BLINK_EXPORT void blink_answer_at_once(const blink::arena::ChannelOut* status, uint64_t lease, void* to,
+                                                  const void* from, uint64_t bytes) {
+  answer = {status, lease, to, from, bytes};
 }

@@ -73,7 +73,7 @@ class Region:
 
 
 class Inbound(Region):
-    """The inbound region: what front ends write and the scheduler reads, which clears rings."""
+    """The inbound region: what front ends write and the scheduler reads, which wipes it for a lease."""
 
     def __init__(self, sizes: arena.Sizes) -> None:
         self.sizes = sizes

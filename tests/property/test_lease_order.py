@@ -1,4 +1,4 @@
-"""A lease shows only when its rings are empty: a record that its front end commits at once is taken."""
+"""A lease shows only when everything before it is wiped: what its front end writes at once stays, and is taken."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from blink_proto import arena
 from gpu_runtime.scheduler import host
 from tests.emulation.build import build_emulated
 from tests.property.bench import Bench, CoreEngine
 
-Answer = Callable[[Bench, int], None]
+Answer = Callable[[Bench, int, NDArray[np.uint8]], None]
 
 
 @pytest.fixture(scope="module")
@@ -21,38 +22,48 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     path = build_emulated("told_at_once.cpp", tmp_path_factory.mktemp("emulated"))
     loaded = ctypes.CDLL(str(path))
     pointer, number = ctypes.c_void_p, ctypes.c_uint64
-    loaded.blink_answer_at_once.argtypes = [pointer, number, pointer, number]
+    loaded.blink_answer_at_once.argtypes = [pointer, number, pointer, pointer, number]
     return loaded
 
 
 @pytest.fixture
 def answer_at_once(library: ctypes.CDLL) -> Iterator[Answer]:
-    """Commits what stands in the first slot of channel 0 as soon as a lease shows."""
+    """Writes all of channel 0 behind its control words as soon as a lease shows."""
 
-    def answer(bench: Bench, lease: int) -> None:
+    def answer(bench: Bench, lease: int, content: NDArray[np.uint8]) -> None:
         assert isinstance(bench.engine, CoreEngine)
         assert arena.CHANNEL_OUT_OFFSETS["lease"] == 0
         status = bench.engine.outbound.bytes.ctypes.data + 8 * bench.engine.outbound.control_at(0, "lease")
-        commit = bench.inbound.bytes.ctypes.data + 8 * bench.inbound.submit_commit_at(0, 0)
-        library.blink_answer_at_once(status, lease, commit, arena.pack_commit_word(1, lease))
+        to = written(bench)
+        library.blink_answer_at_once(status, lease, to.ctypes.data, content.ctypes.data, to.nbytes)
 
     host.use_library(library._name)
     yield answer
     host.use_library(None)
 
 
-def test_the_first_record_of_a_lease_is_not_cleared(answer_at_once: Answer) -> None:
-    """Of the first lease, and of one that follows another without a pause."""
+def written(bench: Bench) -> NDArray[np.uint8]:
+    """Rings and heap of channel 0, up to the end of what is its own."""
+    layout = bench.inbound.layout
+    start = layout.channel_offset(0)
+    return bench.inbound.bytes[start + layout.channel_submit_offset : start + layout.channel_bytes]
+
+
+def test_nothing_that_follows_a_lease_is_wiped(answer_at_once: Answer) -> None:
+    """The first lease, and one that follows another without a pause."""
     bench = Bench(CoreEngine, leased=False)
     worker = bench.workers[0]
-    worker.write_prompt(0, [5, 5])
     record = np.zeros((), arena.SubmitRecord)
     record["prompt_tokens"], record["max_tokens"], record["top_p"] = 2, 9, 1
-    worker.write_record(record, 0)
     for lease in (1, 2):
-        answer_at_once(bench, lease)
+        written(bench)[:] = 0xFF
+        worker.write_prompt(0, [5, 5])
         worker.ask()
+        worker.write_record(record, 0)
+        worker.commit(0)
+        content = written(bench).copy()
+        answer_at_once(bench, lease, content)
         assert bench.step() == []
-        assert bench.inbound.words[bench.inbound.submit_commit_at(0, 0)] == arena.pack_commit_word(1, lease)
+        assert np.array_equal(written(bench), content)
         if lease == 2:
             assert bench.step() == [(0, 0, 0, 2, True)]

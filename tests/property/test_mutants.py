@@ -50,47 +50,122 @@ class NoLeaseCheck(SchedulerTwin):
 
 
 class ForgetsToForget(SchedulerTwin):
-    """Leaves in the rings what was written before the lease."""
+    """Leaves all that was written before the lease; others only parts of it."""
 
-    def clear_rings(self, channel: int) -> None:
-        pass
+    def kept(self, channel: int) -> list[slice]:
+        """Bytes of the region."""
+        layout, start = self.inbound.layout, self.inbound.layout.channel_offset(channel)
+        return [slice(start + layout.channel_submit_offset, start + layout.channel_bytes)]
 
-
-class ForgetsCancels(SchedulerTwin):
-    """Clears the submit ring alone."""
-
-    def clear_rings(self, channel: int) -> None:
-        cancels = [self.inbound.cancel_commit_at(channel, slot) for slot in range(self.limits.cancel_slots)]
-        before = [self.inbound.words[at] for at in cancels]
-        super().clear_rings(channel)
-        for at, word in zip(cancels, before, strict=True):
-            self.inbound.words[at] = word
+    def wipe_inbound(self, channel: int) -> None:
+        before = [(part, self.inbound.bytes[part].copy()) for part in self.kept(channel)]
+        super().wipe_inbound(channel)
+        for part, found in before:
+            self.inbound.bytes[part] = found
 
 
-class ClearsNextSlots(SchedulerTwin):
-    """Clears only the records that would be taken first."""
+class KeepsCancels(ForgetsToForget):
+    """Leaves the cancel ring."""
 
-    def clear_rings(self, channel: int) -> None:
+    def kept(self, channel: int) -> list[slice]:
+        start = self.inbound.cancel_at(channel, 0)
+        return [slice(start, start + 16 * self.limits.cancel_slots)]
+
+
+class KeepsPrompts(ForgetsToForget):
+    """Leaves the heap."""
+
+    def kept(self, channel: int) -> list[slice]:
+        start = 4 * self.inbound.heap_at(channel)
+        return [slice(start, start + 4 * self.limits.heap_tokens)]
+
+
+class KeepsLastPrompt(ForgetsToForget):
+    """Leaves the last word of the heap."""
+
+    def kept(self, channel: int) -> list[slice]:
+        end = 4 * (self.inbound.heap_at(channel) + self.limits.heap_tokens)
+        return [slice(end - 4, end)]
+
+
+class KeepsRecords(ForgetsToForget):
+    """Wipes only the commit words of submissions: the rest could be committed again, salts included."""
+
+    def kept(self, channel: int) -> list[slice]:
+        starts = [self.inbound.submit_at(channel, slot) for slot in range(self.limits.submit_slots)]
+        return [slice(start, start + 120) for start in starts]
+
+
+class WipesNextSlots(SchedulerTwin):
+    """Wipes only the commit words of the records that would be taken first."""
+
+    def wipe_inbound(self, channel: int) -> None:
         state = self.channels[channel]
         self.inbound.words[self.inbound.submit_commit_at(channel, state.submit_read)] = 0
         self.inbound.words[self.inbound.cancel_commit_at(channel, state.cancel_read)] = 0
 
 
-class ClearsAfterTelling(SchedulerTwin):
-    """Clears the rings when the front end may already have written to them."""
+class WipesAfterTelling(SchedulerTwin):
+    """Wipes when the front end may already have written."""
 
     def __init__(self, limits: Limits, inbound: Inbound) -> None:
         super().__init__(limits, inbound)
         self.told = set[int]()
 
-    def clear_rings(self, channel: int) -> None:
+    def wipe_inbound(self, channel: int) -> None:
         self.told.add(channel)
 
     def intake(self, now_ns: int, command: int) -> None:
         for channel in self.told:
-            super().clear_rings(channel)
+            super().wipe_inbound(channel)
         self.told.clear()
         super().intake(now_ns, command)
+
+
+class WipesWhenLeasesEnd(SchedulerTwin):
+    """Wipes prompts when a lease ends, and not what is written behind that."""
+
+    def drop_channel(self, channel: int) -> None:
+        if self.channels[channel].live:
+            super().wipe_inbound(channel)
+        super().drop_channel(channel)
+
+    def wipe_inbound(self, channel: int) -> None:
+        pass
+
+
+class KeepsAnswers(SchedulerTwin):
+    """Leaves the log of a lease that has ended."""
+
+    def wipe_log(self, channel: int) -> None:
+        pass
+
+
+class KeepsAnswersForTheNext(SchedulerTwin):
+    """Wipes the log only when the next lease begins: whoever has the keys may have read it by then."""
+
+    def wipe_log(self, channel: int) -> None:
+        if self.inbound.words[self.inbound.control_at(channel, "lease")] == self.channels[channel].lease + 1:
+            super().wipe_log(channel)
+
+
+class KeepsAnswersUnread(SchedulerTwin):
+    """Wipes the records that were read."""
+
+    def wipe_log(self, channel: int) -> None:
+        state = self.channels[channel]
+        unread = {self.outbound.log_at(channel, at) for at in range(state.log_read, len(state.history))}
+        for slot in range(self.limits.log_slots):
+            if (at := self.outbound.log_at(channel, slot)) not in unread:
+                self.outbound.words[at] = self.outbound.words[at + 1] = 0
+
+
+class ForgetsPlaces(SchedulerTwin):
+    """Begins the log anew with each lease."""
+
+    def wipe_inbound(self, channel: int) -> None:
+        super().wipe_inbound(channel)
+        self.channels[channel].history.clear()
 
 
 class NoReservation(SchedulerTwin):

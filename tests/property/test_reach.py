@@ -72,7 +72,7 @@ class Watched(SchedulerTwin):
         )
         return admitted
 
-    def clear_rings(self, channel: int) -> None:
+    def wipe_inbound(self, channel: int) -> None:
         state, limits, words = self.channels[channel], self.limits, self.inbound.words
         rings = {
             "submission": (limits.submit_slots, state.submit_read, self.inbound.submit_commit_at),
@@ -81,7 +81,7 @@ class Watched(SchedulerTwin):
         for what, (slots, position, commit_at) in rings.items():
             expected = arena.pack_commit_word(1 + position // slots, state.lease + 1)
             self.met |= {f"planted {what}"} if words[commit_at(channel, position)] == expected else set()
-        super().clear_rings(channel)
+        super().wipe_inbound(channel)
 
     def keep(self, sequence: Sequence, blocks: int) -> None:
         known, had = len(self.cache), len(sequence.shared)

@@ -397,7 +397,7 @@ class SchedulerTwin:
         changed, state.lease_word = word != state.lease_word, word
         if word == state.lease + 1:
             self.drop_channel(channel)
-            self.clear_rings(channel)
+            self.wipe_inbound(channel)
             state.lease, state.live, state.log_start = word, True, len(state.history)
             state.log_read = state.log_start
             state.heartbeat, state.heartbeat_ns = beat, now_ns
@@ -410,16 +410,21 @@ class SchedulerTwin:
         elif state.live and now_ns - state.heartbeat_ns >= self.limits.lease_timeout_ns:
             self.drop_channel(channel)
 
-    def clear_rings(self, channel: int) -> None:
-        """No record that was written before a lease is one of it."""
-        for slot in range(self.limits.submit_slots):
-            self.inbound.words[self.inbound.submit_commit_at(channel, slot)] = 0
-        for slot in range(self.limits.cancel_slots):
-            self.inbound.words[self.inbound.cancel_commit_at(channel, slot)] = 0
+    def wipe_inbound(self, channel: int) -> None:
+        """Nothing that was written before a lease is there under it: no record, no prompt."""
+        layout = self.inbound.layout
+        start = layout.channel_offset(channel)
+        self.inbound.bytes[start + layout.channel_submit_offset : start + layout.channel_bytes] = 0
+
+    def wipe_log(self, channel: int) -> None:
+        """Nothing that was said under a lease is there after it."""
+        start = self.outbound.log_at(channel, 0) * 8
+        self.outbound.bytes[start : start + 16 * self.limits.log_slots] = 0
 
     def drop_channel(self, channel: int) -> None:
         """Ends all sequences of a channel without a record."""
         self.channels[channel].live = False
+        self.wipe_log(channel)
         for sequence in [each for each in self.arrived if each.channel == channel]:
             if sequence.stage is not Stage.ENDING:
                 self.end(sequence, Finish.CANCELLED)

@@ -50,7 +50,7 @@ class World:
         self.inbound, self.outbound = Inbound(limits.sizes), Outbound(limits.sizes)
         self.core = HostScheduler(limits.record(), self.inbound.bytes, self.outbound.bytes)
         self.twin_inbound = Inbound(limits.sizes)
-        """As the core found it: both clear rings."""
+        """As the core found it: both wipe it."""
         self.twin = twin_type(limits, self.twin_inbound)
         self.workers = [Worker(limits, self.inbound, self.outbound, channel) for channel in range(limits.channels)]
         self.kv = KvModel(limits, self._salt_of)

@@ -1,4 +1,4 @@
-"""A lease begins with empty rings, whichever way its front end and the one before it come."""
+"""A lease begins with empty rings and nothing of others, whichever way its front end and the one before it come."""
 
 from __future__ import annotations
 
@@ -103,3 +103,46 @@ def test_nothing_else_of_host_memory_is_changed(relayed: Relayed) -> None:
     rings = (relayed.memory.submit[0]["commit"], relayed.memory.cancels[0]["commit"])
     assert not any(ring.any() for ring in rings)
     assert np.count_nonzero(words != before) == sum(ring.size for ring in rings)
+
+
+@pytest.mark.parametrize("before", WAYS)
+def test_a_front_end_over_rdma_finds_nothing_of_an_earlier_holder(relayed: Relayed, before: str) -> None:
+    """No answers as soon as it may read, no prompts as soon as it may submit."""
+    turns, memory, device = Turns(relayed), memory_of(relayed, before), relayed.device
+    turns.give(before)
+    ask_lease(memory)
+    turns.take()
+    memory.heap[0][:16] = 44
+    submit(memory, 3, lease=1, prompt_tokens=16, max_tokens=2, cache_salt=5)
+    turns.take(12)
+    assert told(relayed)[:3] == [1, 1, 3]
+    assert (device.heap[0][:16] == 44).all()
+    assert np.count_nonzero(device.log[0]["head"]) == 6
+    memory.control[0]["lease"] = 0
+    turns.take()
+    assert told(relayed)[:2] == [1, 0]
+    assert not device.log[0].view(np.uint64).any()
+    turns.give("card")
+    ask_lease(device, lease=2)
+    turns.take()
+    assert told(relayed)[:3] == [2, 1, 3]
+    assert not any(part[0].view(np.uint32).any() for part in (device.submit, device.cancels, device.heap))
+    assert not device.log[0].view(np.uint64).any()
+
+
+def test_nothing_of_a_front_end_over_rdma_comes_to_host_memory(relayed: Relayed) -> None:
+    """Which is not wiped."""
+    turns, device = Turns(relayed), relayed.device
+    turns.give("card")
+    ask_lease(device)
+    turns.take()
+    device.heap[0][:16] = 44
+    submit(device, 3, lease=1, prompt_tokens=16, max_tokens=2, cache_salt=5)
+    turns.take(12)
+    turns.give("host")
+    ask_lease(relayed.memory, lease=2)
+    turns.take(2)
+    assert told(relayed)[:3] == [2, 1, 3]
+    assert not relayed.memory.log[0].view(np.uint64).any()
+    assert not relayed.memory.heap[0].any()
+    assert not relayed.memory.submit[0].view(np.uint64).any()

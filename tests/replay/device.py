@@ -131,34 +131,34 @@ class ReplayDevice:
         words = self._view(self.inbound, self._in.channel_offset(index), arena.ChannelIn)
         lease, beat, read = (int(words[name]) for name in ("lease", "heartbeat", "log_read"))
         if lease == channel.lease + 1:
-            self._clear_rings(index)
+            self._wipe(index, inbound=True)
             channel.lease, channel.live = lease, True
             channel.log_start = channel.log_read = channel.log_next
             channel.playing.clear()
             channel.heartbeat, channel.heartbeat_at = beat, now
         elif lease == 0 and channel.live:
-            self._end_lease(channel)
+            self._end_lease(index, channel)
         if not channel.live:
             return
         if beat != channel.heartbeat:
             channel.heartbeat, channel.heartbeat_at = beat, now
         elif now - channel.heartbeat_at > self.lease_timeout:
-            self._end_lease(channel)
+            self._end_lease(index, channel)
         if channel.log_read <= read <= channel.log_next:
             channel.log_read = read
         elif read > channel.log_next:
             channel.protocol_errors += 1
 
-    def _clear_rings(self, index: int) -> None:
-        base = self._in.channel_offset(index)
-        rings = (
-            (self._in.channel_submit_offset, self.sizes.submit_slots, arena.SubmitRecord),
-            (self._in.channel_cancel_offset, self.sizes.cancel_slots, arena.CancelRecord),
-        )
-        for offset, slots, kind in rings:
-            np.frombuffer(self.inbound, kind, slots, base + offset)["commit"] = 0
+    def _wipe(self, index: int, inbound: bool = False) -> None:
+        """The log of a lease that has ended; rings and heap for one that begins."""
+        log = self._out.channel_offset(index) + self._out.channel_log_offset
+        np.frombuffer(self.outbound, np.uint8, 16 * self.sizes.log_slots, log)[:] = 0
+        if inbound:
+            start, end = self._in.channel_submit_offset, self._in.channel_bytes
+            np.frombuffer(self.inbound, np.uint8, end - start, self._in.channel_offset(index) + start)[:] = 0
 
-    def _end_lease(self, channel: Channel) -> None:
+    def _end_lease(self, index: int, channel: Channel) -> None:
+        self._wipe(index)
         channel.live = False
         channel.playing.clear()
 

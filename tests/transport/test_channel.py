@@ -12,7 +12,7 @@ from blink_proto.arena import Finish, RecordKind
 from dpu_service.channel.client import ChannelClient
 from dpu_service.channel.errors import ChannelError
 from dpu_service.channel.rings import Sampling, cancel_payload, submit_payload
-from dpu_service.transport.base import Transport
+from dpu_service.transport.base import Range, Transport
 from tests.replay import Script
 from tests.transport.site import PATIENCE, WORD, Site, ask, poll_until_over, tokens_of
 
@@ -154,6 +154,66 @@ def test_what_an_earlier_holder_left_under_the_next_lease_is_not_taken(site: Sit
     assert tokens_of(poll_until_over(site, client, 1)[0]) == [5]
     assert [s.prompt for s in site.device.submissions] == [(5,)]
     assert site.device.channels[0].protocol_errors == 0
+
+
+def end_lease(site: Site, client: ChannelClient, ends: str) -> None:
+    """Of channel 0."""
+    if ends == "given back":
+        client.give_back()
+    else:
+        site.device.lease_timeout = 0.0
+    site.until(lambda: site.step() and not site.device.channels[0].live)
+    site.device.lease_timeout = 60.0
+
+
+def log_of(site: Site, transport: Transport) -> bytes:
+    """All of channel 0's log, as a front end sees it."""
+    whole = Range(site.log(), 16 * site.device.sizes.log_slots)
+    ticket = transport.fetch(whole)
+    site.until(lambda: transport.fetched(ticket))
+    return transport.read(whole.offset, whole.size)
+
+
+@pytest.mark.parametrize("ends", ["given back", "expired"])
+def test_a_new_holder_reads_nothing_of_an_earlier_ones_answers(site: Site, ends: str) -> None:
+    """Nor does one that has the keys and asks for no lease; whether they were read or not."""
+    site.device.script = lambda s: Script([s.prompt[0] + i for i in range(20)], Finish.STOP)
+    earlier = site.enter()
+    client = site.lease(earlier)
+    ask(client, [10], 50)
+    poll_until_over(site, client, 1)
+    ask(client, [30], 50)
+    site.until(lambda: site.step() and site.device.channels[0].log_next >= 28)
+    assert any(log_of(site, earlier.transport))
+    end_lease(site, client, ends)
+    earlier.registration.revoke()
+    later = site.enter()
+    assert not any(log_of(site, later.transport))
+    client = site.lease(later)
+    assert not any(log_of(site, later.transport))
+    position = ask(client, [50], 50)
+    assert tokens_of(poll_until_over(site, client, 1)[position or 0]) == list(range(50, 70))
+
+
+@pytest.mark.parametrize("ends", ["given back", "expired"])
+def test_an_old_prompt_cannot_be_told(site: Site, ends: str) -> None:
+    """Nor one that was written when its lease had ended already."""
+    earlier = site.enter()
+    client = site.lease(earlier)
+    ask(client, [41, 42, 43])
+    poll_until_over(site, client, 1)
+    end_lease(site, client, ends)
+    earlier.transport.write(site.heap() + 4, struct.pack("<2I", 44, 45))
+    earlier.transport.flush(PATIENCE)
+    earlier.registration.revoke()
+    later = site.enter()
+    site.lease(later)
+    record, second = submit_payload(0, 3, Sampling(0, logprobs=1, prompt_logprobs=True)), 128
+    ring = site.inbound.channel_offset(0) + site.inbound.channel_submit_offset + second
+    later.transport.write(ring, record)
+    later.transport.commit(ring + len(record), arena.pack_commit_word(1, 2))
+    site.until(lambda: site.step() and len(site.device.submissions) == 2)
+    assert [s.prompt for s in site.device.submissions] == [(41, 42, 43), (0, 0, 0)]
 
 
 def test_a_front_end_commits_nothing_before_it_sees_its_lease(site: Site) -> None:

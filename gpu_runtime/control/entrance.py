@@ -14,7 +14,7 @@ from gpu_runtime.config import RuntimeConfig
 from gpu_runtime.control.direct import DirectChannels, clear_words
 from gpu_runtime.control.errors import BadRequestError, NoSuchSessionError, NotReadyError
 from gpu_runtime.control.sessions import Session, Sessions
-from gpu_runtime.control.successors import Successors
+from gpu_runtime.control.successors import Holder, Successors
 from gpu_runtime.mailbox import Mailbox
 from gpu_runtime.registration.base import NotNowError, Registrar, Registration, RegistrationError
 from gpu_runtime.registration.choose import make_registrar
@@ -39,16 +39,12 @@ class Entrance:
 
     def __init__(self, config: RuntimeConfig, shared: SharedArena) -> None:
         self._config, self._arena = config, shared
-        self.sessions = Sessions(
-            config.channels,
-            lambda channel: bool(shared.channel_out(channel)[0]["live"]),
-            config.lease_timeout_seconds,
-        )
+        self.sessions = Sessions(config.channels, self._is_live, config.lease_timeout_seconds)
         self._one_at_a_time = asyncio.Lock()
         self._undoing: set[asyncio.Task[None]] = set()
         self._said: set[str] = set()
         self._direct: DirectChannels | None = None
-        self._successors = Successors(shared, lambda: not self._open)
+        self._successors = Successors(shared, self._is_live, lambda: not self._open)
         self._open = False
         with ExitStack() as undo:
             self._memory = LentMemory(shared.sizes) if config.device == "cuda" and config.uses_rdma else None
@@ -67,6 +63,9 @@ class Entrance:
         except RegistrationError as error:
             raise BadRequestError(str(error)) from error
         return made
+
+    def _is_live(self, channel: int) -> bool:
+        return bool(self._arena.channel_out(channel)[0]["live"])
 
     @property
     def memory_descriptor(self) -> int:
@@ -114,13 +113,14 @@ class Entrance:
             has = ", ".join(self._registrars)
             raise BadRequestError(f"transport {transport!r} is not offered; this runtime has: {has}")
 
+        holder = Holder(front_end, owner, transport == "shm")
+
         async def register(channels: tuple[int, ...]) -> Registration:
-            await self._successors.wait(channels, (front_end, owner))
             if self._direct is not None:
-                await self._direct.assign(channels, direct=transport != "shm")
+                await self._direct.assign(channels, direct=not holder.is_local)
+            await self._successors.wait(channels, holder)
             self._refuse_when_closed()
-            if transport != "shm":
-                self._successors.note(channels, (front_end, owner))
+            self._successors.note(channels, holder)
             try:
                 return await asyncio.to_thread(registrar.register, offer, channels)
             except NotNowError as error:

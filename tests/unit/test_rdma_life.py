@@ -256,6 +256,14 @@ def test_a_channel_changes_its_transport_and_back(adapter: Adapter, tiny_folder:
     play(adapter, tiny_folder, scene)
 
 
+async def give_back(site: Site, front: Front) -> None:
+    """A lease of channel 0, until it has ended."""
+    front.give_back()
+    async with asyncio.timeout(10):
+        while site.life.arena.channel_out(0)[0]["live"]:
+            await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("after", ["verbs", "shm"])
 def test_what_a_front_end_left_for_the_next_one_is_not_taken(adapter: Adapter, tiny_folder: Path, after: str) -> None:
     """It fills its rings for the lease after its own, loses session and keys, and another one gets the channel."""
@@ -264,9 +272,9 @@ def test_what_a_front_end_left_for_the_next_one_is_not_taken(adapter: Adapter, t
         left, _ = await site.remote("hostile")
         await check(left)
         taken = int(left.words()["submit_read"])
+        await give_back(site, left)
         await asyncio.to_thread(left.leave_for, left.lease + 1)
         site.life.sessions._sessions.pop("hostile").registration.revoke()
-        site.life.sessions._is_live = lambda channel: False
         with pytest.raises(RefusedError):
             left.beat()
         front = (await site.remote("other"))[0] if after == "verbs" else await site.local("other")
@@ -275,6 +283,57 @@ def test_what_a_front_end_left_for_the_next_one_is_not_taken(adapter: Adapter, t
         words = front.words()
         assert [int(words[name]) for name in ("submit_read", "rejected", "protocol_errors")] == [taken + 2, 0, 0]
         assert front.unknown == 0
+
+    play(adapter, tiny_folder, scene)
+
+
+def log_of(site: Site, peer: Peer) -> bytes:
+    """Of channel 0, as one reads it by RDMA."""
+    layout = site.life.arena.outbound_layout
+    return peer.get(layout.channel_offset(0) + layout.channel_log_offset, 16 * site.life.arena.sizes.log_slots)
+
+
+@pytest.mark.parametrize("before", ["verbs", "shm"])
+def test_who_gets_a_channel_finds_no_answers_in_it(adapter: Adapter, tiny_folder: Path, before: str) -> None:
+    """From the moment on in which it may read: no lease is needed for that."""
+
+    async def scene(site: Site) -> None:
+        if before == "verbs":
+            earlier, peer = await site.remote("earlier")
+            await check(earlier)
+            assert any(log_of(site, peer))
+        else:
+            earlier = await site.local("earlier")
+            await check(earlier)
+        await give_back(site, earlier)
+        await site.life.sessions._sessions.pop("earlier").revoke()
+        opened = await site.open("later", "verbs")
+        assert list(opened.channels) == [0]
+        assert not any(log_of(site, Peer(adapter, opened.transport_blob)))
+
+    play(adapter, tiny_folder, scene)
+
+
+@pytest.mark.parametrize("before", ["verbs", "shm"])
+def test_a_channel_is_not_given_on_with_a_lease_that_has_just_begun(
+    adapter: Adapter, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """Asked for as the last act, when nobody has seen it yet: what was submitted under it would be answered."""
+    monkeypatch.setitem(CHOICES, "lease_timeout_seconds", 0.5)
+
+    async def scene(site: Site) -> None:
+        earlier = (await site.remote("earlier"))[0] if before == "verbs" else await site.local("earlier")
+        site.life.sessions._sessions.pop("earlier").registration.revoke()
+        site.life.sessions._is_live = lambda channel: False
+        with pytest.raises(NotReadyError, match="ask once more"):
+            await site.open("later", "verbs")
+        assert adapter.regions == {}
+        async with asyncio.timeout(10):
+            while site.life.arena.channel_out(0)[0]["live"]:
+                await asyncio.sleep(0.02)
+        later, _ = await site.remote("later")
+        assert later.lease == earlier.lease + 1
+        await check(later)
 
     play(adapter, tiny_folder, scene)
 

@@ -26,7 +26,7 @@ from gpu_runtime.registration.handover import RegionAddress
 from gpu_runtime.registration.memory import LentMemory
 from gpu_runtime.registration.ways import Wish, has_peermem
 from tests.bench.gpu.chains import LocalChain, local_chain, open_model
-from tests.bench.gpu.front import Front
+from tests.bench.gpu.front import Front, Generation, submission
 from tests.bench.gpu.remote_front import RemoteFront
 from tests.gpu.conftest import DEVICE, cannot_import
 from tests.gpu.shared_chain import SharedChain
@@ -192,6 +192,11 @@ def test_a_channel_changes_hands(both: LocalChain) -> None:
     front.give_back()
 
 
+def end_lease(front: Front) -> None:
+    front.give_back()
+    front.wait(lambda: not int(front.words()["live"]), 10, "the lease did not end")
+
+
 @pytest.mark.parametrize("after", ["remote", "local"])
 @pytest.mark.parametrize("before", ["remote", "local"])
 def test_what_a_front_end_leaves_for_the_next_lease_is_not_taken(
@@ -213,8 +218,32 @@ def test_what_a_front_end_leaves_for_the_next_lease_is_not_taken(
     assert tokens == expected
     assert [int(own.words()[name]) for name in names] == [free + len(tokens), *wrong]
     assert own.unknown == 0
-    own.give_back()
-    own.wait(lambda: not int(own.words()["live"]), 10, "the lease did not end")
+    end_lease(own)
+
+
+@pytest.mark.parametrize("before", ["remote", "local"])
+def test_a_remote_front_end_finds_nothing_of_an_earlier_one(both: LocalChain, before: str) -> None:
+    """No answers from when it may read, no records or prompts from when it may submit, and no prompt to be told."""
+    earlier, memory, size = grant(both, 4, before), both.chain.arena, 24
+    layout, outbound = both.shared.inbound_layout, both.shared.outbound_layout
+    start = layout.channel_offset(4) + layout.channel_submit_offset
+    written = layout.channel_bytes - layout.channel_submit_offset
+    log = outbound.channel_offset(4) + outbound.channel_log_offset, np.uint8, 16 * both.shared.sizes.log_slots
+    earlier.take()
+    answers(earlier)
+    assert memory.inbound.read(layout.channel_offset(4) + layout.channel_heap_offset, np.uint32, size).all()
+    assert memory.outbound.read(*log).any()
+    end_lease(earlier)
+    later = grant(both, 4, "remote")
+    assert not memory.outbound.read(*log).any()
+    later.take()
+    assert not memory.outbound.read(*log).any()
+    assert not memory.inbound.read(start, np.uint8, written).any()
+    position = later.append(submission(0, size, 0, prompt_logprobs=True, logprobs=1))
+    later.generations[position] = told = Generation(position, [0] * size, later._heap.allocate(size) or 0)
+    later.run([told])
+    assert len(told.prompt_logprobs) == size - 1, "each of token 0, or else it would not be taken"
+    end_lease(later)
 
 
 def test_a_dead_remote_front_ends_lease_ends(both: LocalChain) -> None:

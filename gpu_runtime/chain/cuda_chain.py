@@ -76,6 +76,7 @@ class CudaChain:
         """Device memory that capturing the graphs took."""
         buckets = self._buckets()
         units = len(folder.tensors.file_of) + 2 * len(buckets)
+        progress(0, units)
         with torch.cuda.stream(self._stream):
             self._step = build_step(
                 folder, config, self._config, self._scheduler.plan, self._kernels, lambda done: progress(done, units)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 
 from blink_proto import control_pb2
 from blink_proto.control_pb2 import Phase
 from gpu_runtime.chain.process import ChainError, Progress
 from gpu_runtime.config import RuntimeConfig
 from gpu_runtime.control.chain_life import ChainLife
-from gpu_runtime.control.errors import BadRequestError, ExhaustedError, NoSuchModelError, NotReadyError, check_name
+from gpu_runtime.control.errors import (
+    BadRequestError,
+    ControlError,
+    ExhaustedError,
+    NoSuchModelError,
+    NotReadyError,
+    check_name,
+)
 from gpu_runtime.control.memory import DeviceUse
 from gpu_runtime.control.patience import in_thread, to_the_end, while_it_moves
 from gpu_runtime.control.prepare import Prepared, check_tokenizer, check_ways_in, prepare
@@ -86,7 +94,7 @@ class Runtime:
             prepared = await while_it_moves(lambda moved: in_thread(lambda: self._prepare(folder, name)), progress)
             if self._life is not None:
                 progress(0, 0, f"draining {self._life.model.name}")
-                await self._end_life(replace_grace or 0.0)
+                await self._end_life(replace_grace or 0.0, self._look_again)
             if self._ending or self.failed.is_set():
                 raise NotReadyError("the runtime is ending")
             return await self._begin_life(prepared, progress)
@@ -159,8 +167,14 @@ class Runtime:
         elif self._leaving is not None:
             await self._leaving.end()
 
-    async def _end_life(self, grace_seconds: float) -> None:
+    async def _look_again(self) -> None:
+        await while_it_moves(lambda moved: in_thread(lambda: check_ways_in(self.config)), lambda *told: None)
+
+    async def _end_life(self, grace_seconds: float, once_more: Callable[[], Awaitable[None]] | None = None) -> None:
         """Drains and ends the present life; `close` may do the same meanwhile, with another grace time.
+
+        Args:
+            once_more: awaited between the two; what it refuses lets the life go on instead.
 
         Raises:
             NotReadyError: the chain has ended by itself meanwhile.
@@ -168,6 +182,13 @@ class Runtime:
         life = self.life
         self.watch.set(Phase.PHASE_DRAINING, self._epoch, life.model.name, life=life.number)
         await life.drain(grace_seconds)
+        try:
+            if once_more is not None:
+                await once_more()
+        except ControlError:
+            if self._life is life and not self._ending:
+                self.resume()
+            raise
         if self._life is life:
             self._life, self._leaving = None, life
         elif self._leaving is not life:

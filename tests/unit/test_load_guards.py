@@ -16,10 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 
-from blink_proto import adapters, arena
+from blink_proto import adapters, arena, control_pb2
 from blink_proto.control_pb2 import Phase
+from blink_proto.control_pb2_grpc import ControlStub
 from blink_proto.rdma.binding import RdmaError
 from gpu_runtime import shared_arena
 from gpu_runtime.chain import process
@@ -28,8 +30,11 @@ from gpu_runtime.config import make_config
 from gpu_runtime.control import patience
 from gpu_runtime.control import runtime as runtime_module
 from gpu_runtime.control.errors import BadRequestError, ExhaustedError, NotReadyError, StalledError
+from gpu_runtime.control.prepare import Prepared, prepare
 from gpu_runtime.control.runtime import Runtime
+from gpu_runtime.control.server import Listen, start_server
 from gpu_runtime.registration import verbs
+from gpu_runtime.scheduler import layout
 from gpu_runtime.shared_arena import ArenaLimits, SharedArena
 from tests.standin.idle import NEVER_READY
 from tests.tiny import save_tiny
@@ -115,6 +120,31 @@ def test_a_port_that_is_down_does_not_cost_the_model_that_serves(
     play(monkeypatch, scene, transports=("shm", "verbs"), rdma_address="192.0.2.1")
 
 
+def test_a_port_that_goes_down_while_the_old_model_drains(
+    monkeypatch: pytest.MonkeyPatch, port: Port, folders: tuple[str, str]
+) -> None:
+    """That may take an hour. Then the old one takes submissions again."""
+
+    async def scene(runtime: Runtime) -> None:
+        await runtime.load(folders[0], "old", ignore)
+        life, drain = runtime.life, runtime.life.drain
+
+        async def drain_slowly(grace_seconds: float) -> bool:
+            drained = await drain(grace_seconds)
+            port.up = False
+            return drained
+
+        monkeypatch.setattr(life, "drain", drain_slowly)
+        with pytest.raises(NotReadyError, match="port of standin0 is not active"):
+            await runtime.load(folders[1], "new", ignore, replace_grace=5.0)
+        assert serves(runtime, "old", 1)
+        assert (runtime.life, life.chain.mailbox.command) == (life, layout.Command.RUN)
+        await runtime.unload("old", 0.0)
+        assert runtime.models() == []
+
+    play(monkeypatch, scene, transports=("shm", "verbs"), rdma_address="192.0.2.1")
+
+
 def test_a_full_shared_memory_does_not_cost_the_model_that_serves(
     monkeypatch: pytest.MonkeyPatch, folders: tuple[str, str]
 ) -> None:
@@ -195,6 +225,37 @@ def test_a_load_that_hangs_is_given_up(
     play(monkeypatch, scene)
     assert time.monotonic() - began < 40, "nobody waits for the threads"
     stuck.set()
+
+
+def test_a_load_outlives_its_callers_deadline(monkeypatch: pytest.MonkeyPatch, folders: tuple[str, str]) -> None:
+    """Others are refused until it has ended, and no longer; the same request joins it."""
+    go_on = threading.Event()
+
+    def slow(*arguments: Any) -> Prepared:
+        go_on.wait(30)
+        return prepare(*arguments)
+
+    async def scene(runtime: Runtime) -> None:
+        server = await start_server(runtime, Listen("127.0.0.1:0"))
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            stub: Any = ControlStub(channel)
+
+            async def load(index: int, seconds: float) -> list[control_pb2.LoadModelProgress]:
+                request = control_pb2.LoadModelRequest(source=folders[index], name="ab"[index], replace=True)
+                return [step async for step in stub.LoadModel(request, timeout=seconds)]
+
+            monkeypatch.setattr(runtime_module, "prepare", slow)
+            for index, status in ((0, "DEADLINE_EXCEEDED"), (1, "FAILED_PRECONDITION"), (0, "DEADLINE_EXCEEDED")):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await load(index, 1.0)
+                assert refused.value.code().name == status
+            go_on.set()
+            assert (await load(0, 20))[-1].model.name == "a"
+            assert serves(runtime, "a", 1)
+            assert (await load(1, 20))[-1].model.name == "b"
+        await server.stop()
+
+    play(monkeypatch, scene)
 
 
 def test_work_that_moves_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

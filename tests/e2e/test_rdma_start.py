@@ -45,6 +45,8 @@ def refused(program: str, *arguments: str, **environment: str) -> str:
         )
     assert ended.returncode == 2, ended.stderr
     assert "Traceback" not in ended.stderr
+    if ended.stderr.startswith(("RDMA cannot", "DOCA cannot")):  # not of the options, but of the machine
+        assert ended.stderr.count("\n") == 1
     return " ".join(ended.stderr.replace("│", " ").split())
 
 

@@ -1,4 +1,5 @@
-"""A lease shows only when everything before it is wiped: what its front end writes at once stays, and is taken."""
+"""A lease shows only when everything before it is wiped: what its front end writes at once stays, and is taken. Its end
+shows only when the log is wiped."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     pointer, number = ctypes.c_void_p, ctypes.c_uint64
     loaded.blink_answer_at_once.argtypes = [pointer, number, pointer, pointer, number]
+    loaded.blink_look_at_once.argtypes = [pointer, pointer, pointer, number]
     return loaded
 
 
@@ -31,15 +33,19 @@ def answer_at_once(library: ctypes.CDLL) -> Iterator[Answer]:
     """Writes all of channel 0 behind its control words as soon as a lease shows."""
 
     def answer(bench: Bench, lease: int, content: NDArray[np.uint8]) -> None:
-        assert isinstance(bench.engine, CoreEngine)
-        assert arena.CHANNEL_OUT_OFFSETS["lease"] == 0
-        status = bench.engine.outbound.bytes.ctypes.data + 8 * bench.engine.outbound.control_at(0, "lease")
         to = written(bench)
-        library.blink_answer_at_once(status, lease, to.ctypes.data, content.ctypes.data, to.nbytes)
+        library.blink_answer_at_once(status_of(bench), lease, to.ctypes.data, content.ctypes.data, to.nbytes)
 
     host.use_library(library._name)
     yield answer
     host.use_library(None)
+
+
+def status_of(bench: Bench) -> int:
+    """Address of channel 0's ChannelOut."""
+    assert isinstance(bench.engine, CoreEngine)
+    assert arena.CHANNEL_OUT_OFFSETS["lease"] == 0
+    return bench.engine.outbound.bytes.ctypes.data + 8 * bench.engine.outbound.control_at(0, "lease")
 
 
 def written(bench: Bench) -> NDArray[np.uint8]:
@@ -67,3 +73,20 @@ def test_nothing_that_follows_a_lease_is_wiped(answer_at_once: Answer) -> None:
         assert np.array_equal(written(bench), content)
         if lease == 2:
             assert bench.step() == [(0, 0, 0, 2, True)]
+
+
+@pytest.mark.usefixtures("answer_at_once")
+def test_nothing_is_left_in_the_log_when_the_end_of_a_lease_shows(library: ctypes.CDLL) -> None:
+    """Also of the record that came in that step."""
+    bench = Bench(CoreEngine, log_slots=4)
+    bench.submit([5, 5], max_tokens=9)
+    bench.step()
+    bench.step(7)
+    log = bench.engine.outbound.bytes[8 * bench.engine.outbound.log_at(0, 0) :][: 16 * 4]
+    assert log.any()
+    seen = np.full_like(log, 0xFF)
+    library.blink_look_at_once(status_of(bench), log.ctypes.data, seen.ctypes.data, seen.nbytes)
+    bench.workers[0].write_lease(0)
+    assert bench.step(8) == []
+    assert (bench.out("live"), bench.out("log_written")) == (0, 2)
+    assert not seen.any()

@@ -30,7 +30,7 @@ from gpu_runtime.control.errors import BadRequestError, NotReadyError
 from gpu_runtime.control.prepare import Prepared, prepare
 from gpu_runtime.model.source import open_folder
 from gpu_runtime.registration import verbs
-from tests.bench.gpu.front import Front
+from tests.bench.gpu.front import Front, Generation, submission
 from tests.bench.gpu.remote_front import RemoteFront
 from tests.standin.adapter import Adapter, Peer, RefusedError
 from tests.standin.chain import LIBRARY, SILENT, token_at
@@ -294,8 +294,10 @@ def log_of(site: Site, peer: Peer) -> bytes:
 
 
 @pytest.mark.parametrize("before", ["verbs", "shm"])
-def test_who_gets_a_channel_finds_no_answers_in_it(adapter: Adapter, tiny_folder: Path, before: str) -> None:
-    """From the moment on in which it may read: no lease is needed for that."""
+def test_who_gets_a_channel_finds_no_answers_and_no_prompts_in_it(
+    adapter: Adapter, tiny_folder: Path, before: str
+) -> None:
+    """No answers from when it may read, for which it needs no lease; no prompts that it could have told to it."""
 
     async def scene(site: Site) -> None:
         if before == "verbs":
@@ -309,7 +311,15 @@ def test_who_gets_a_channel_finds_no_answers_in_it(adapter: Adapter, tiny_folder
         await site.life.sessions._sessions.pop("earlier").revoke()
         opened = await site.open("later", "verbs")
         assert list(opened.channels) == [0]
-        assert not any(log_of(site, Peer(adapter, opened.transport_blob)))
+        peer = Peer(adapter, opened.transport_blob)
+        assert not any(log_of(site, peer))
+        later = RemoteFront(site.life.arena, peer.put, peer.get, 0)
+        await asyncio.to_thread(later.take)
+        told = Generation(later.append(submission(0, 5, 0, prompt_logprobs=True, logprobs=1)), [0] * 5, 0)
+        later._heap.allocate(5)
+        later.generations[told.position] = told
+        await asyncio.to_thread(later.run, [told])
+        assert len(told.prompt_logprobs) == 4, "each of token 0, or else it would not be taken"
 
     play(adapter, tiny_folder, scene)
 

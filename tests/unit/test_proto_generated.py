@@ -18,6 +18,7 @@ METHODS = {
     "UnloadModel": False,
     "ListModels": False,
     "OpenSession": False,
+    "CloseSession": False,
     "ListSessions": False,
     "FetchTokenizer": True,
     "Drain": False,

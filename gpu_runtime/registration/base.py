@@ -25,7 +25,9 @@ class Registration(Protocol):
 
 
 class Registrar(Protocol):
-    """Lets front ends into one arena by one transport."""
+    """Lets front ends into one arena by one transport. What it gives and itself are called from any thread, one call at
+    a time, and may take seconds.
+    """
 
     def register(self, offer: bytes, channels: tuple[int, ...]) -> Registration:
         """Gives a front end the least that it needs: to write the inbound memory of these channels, and to read their

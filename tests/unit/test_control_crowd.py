@@ -39,7 +39,7 @@ def play(
     patch: pytest.MonkeyPatch, scene: Callable[[Doors], Awaitable[None]], certificates: Path | None = None
 ) -> None:
     async def run() -> None:
-        async with doors(patch, certificates) as made:
+        async with asyncio.timeout(60), doors(patch, certificates) as made:
             await scene(made)
 
     asyncio.run(run())

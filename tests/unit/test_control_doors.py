@@ -19,7 +19,7 @@ PROMPT = 0.2
 
 def play(patch: pytest.MonkeyPatch, scene: Callable[[Doors], Awaitable[None]]) -> None:
     async def run() -> None:
-        async with doors(patch) as made:
+        async with asyncio.timeout(60), doors(patch) as made:
             await scene(made)
 
     asyncio.run(run())

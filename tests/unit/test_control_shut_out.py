@@ -42,7 +42,7 @@ def play(
     patch.setattr(server, "LOOK_SECONDS", 0.05)
 
     async def run() -> None:
-        async with doors(patch, certificates, **options) as made:
+        async with asyncio.timeout(60), doors(patch, certificates, **options) as made:
             await scene(made)
 
     asyncio.run(run())

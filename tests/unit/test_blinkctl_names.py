@@ -30,17 +30,10 @@ from gpu_runtime.control.runtime import Runtime
 
 NAMES = [
     "[/x]",
-    "t[/x]y",
-    "[bold red]alarm[/bold red]",
-    ":smiley:",
+    "t[/x]y [bold red]alarm[/bold red] :smiley:",
     "[link=http://a.example]b[/link]",
-    "clear\x1b[2J\x1b[31m",
-    "title\x1b]0;owned\x07",
-    "one-byte\x9b31m",
-    "over\rwritten",
-    "two\nlines",
-    "turned\u202eround",
-    "back\b\b\bspace",
+    "clear\x1b[2J\x1b[31m title\x1b]0;owned\x07 one-byte\x9b31m",
+    "over\rwritten two\nlines turned\u202eround back\b\bspace",
 ]
 
 

@@ -46,7 +46,7 @@ def test_a_slow_device_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scene(doors: Doors) -> None:
         registrar, entrance = doors.registrar, doors.life.entrance
-        registrar.registering, registrar.revoking = 0.6, 0.4
+        registrar.registering, registrar.revoking = 0.4, 0.3
 
         async def both() -> None:
             opened = await asyncio.gather(doors.open("a"), doors.open("b"))

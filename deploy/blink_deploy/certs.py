@@ -78,9 +78,8 @@ def _show(context: typer.Context, folder: Path) -> None:
     found = _run(lambda authority: authority.show(folder))
 
     def table() -> PlainTable:
-        made = PlainTable(
-            "certificate", "role", "names", "valid until", "SHA-256", title=str(folder), title_justify="left"
-        )
+        heads = ("certificate", "role", "subject", "names", "valid until", "SHA-256")
+        made = PlainTable(*heads, title=str(folder), title_justify="left")
         for one in found:
             names, until = ", ".join(one.names), f"{one.expires:%Y-%m-%d}"
             made.add_row(one.name, one.role, one.subject, names, until, one.fingerprint[:16])

@@ -54,7 +54,9 @@ class PlainTable(Table):
     """A table of plain text."""
 
     def add_row(self, *cells: Any, **options: Any) -> None:
-        """Cells that are strings are shown as they are written."""
+        """Cells that are strings are shown as they are written; one for each heading, where there are headings."""
+        if any(column.header for column in self.columns) and len(cells) != len(self.columns):
+            raise ValueError(f"{len(cells)} cells under {len(self.columns)} headings")
         super().add_row(*(Text(plain(cell)) if isinstance(cell, str) else cell for cell in cells), **options)
 
 

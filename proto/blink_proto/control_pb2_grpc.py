@@ -132,7 +132,9 @@ class ControlServicer:
     def OpenSession(self, request, context):
         """Hands out channels of the arena. What the same front end was given before over the same name is revoked.
         INVALID_ARGUMENT: the offer is not one of the transport, or the name not one of 1 to 128 printable characters.
-        FAILED_PRECONDITION: no model is loaded.
+        PERMISSION_DENIED: a front end with another certificate's subject has a session of that name, and it lives.
+        FAILED_PRECONDITION: no model is loaded, or a channel cannot be given yet: what an earlier front end had of it is
+        not void, or the chain does not go on. To be asked again.
         RESOURCE_EXHAUSTED: no channel is free. A session ends, and its channels are free again, when none of its channels
         was live for twice the lease time.
         """

@@ -1,4 +1,7 @@
-"""Keeps what is marked `debug_redact` out of messages' text: protobuf's own text has it, in Python."""
+"""Keeps what is marked `debug_redact` out of messages' `str` and `repr`: protobuf's own have it, in Python.
+
+What turns a message into text on purpose (`text_format`, `json_format`) is not held back.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -55,6 +56,18 @@ def test_what_is_issued(folder: Path) -> None:
     assert shown[-1]["name"] == "dpu-a"
     assert (shown[-1]["subject"], shown[-1]["role"]) == ("CN=blink dpu-a", "front-end")
     assert {path.name: path.read_bytes() for path in folder.iterdir() if "dpu-a" not in path.name} == before
+
+
+def test_a_row_of_the_table(folder: Path) -> None:
+    certs(folder, "issue", "reader", "--name", "board")
+    ran = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["certs", "show", "--dir", str(folder)])
+    rows = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in ran.output.splitlines()]
+    heads = next(row for row in rows if "subject" in row)
+    shown = dict(zip(heads, next(row for row in rows if row and row[0] == "board"), strict=True))
+    printed = openssl("x509", "-in", str(folder / "board.pem"), "-noout", "-fingerprint", "-sha256").split("=")[1]
+    assert (shown["role"], shown["subject"]) == ("reader", "CN=blink board")
+    assert shown["SHA-256"] == printed.replace(":", "").lower()[:16]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", shown["valid until"])
 
 
 def test_nothing_is_overwritten(folder: Path) -> None:

@@ -1,13 +1,14 @@
 """Certificates that are refused whatever their authority says, by a file that may be changed at any time.
 
-A line each: the SHA-256 of a certificate in hexadecimal (colons do not matter), which refuses that one, or a subject as
-the audit log tells it, which also refuses those that come after it. Empty lines and lines that begin with `#` say
-nothing.
+A line each: the SHA-256 of a certificate in hexadecimal (colons do not matter), which refuses that one, or a subject,
+which also refuses those that come after it: as `blinkctl certs show` tells it, or in quotes with JSON's escapes, as the
+audit log does. Empty lines and lines that begin with `#` say nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 
@@ -64,6 +65,16 @@ def _entry(path: str, number: int, line: str) -> str:
     plain = line.replace(":", "").lower()
     if _FINGERPRINT.fullmatch(plain):
         return plain
-    if "=" in line:
-        return line
+    subject = _unquoted(line) if line.startswith('"') else line
+    if "=" in subject:
+        return subject
     raise ListError(f"{path}, line {number}: neither the SHA-256 of a certificate nor a subject (CN=…)")
+
+
+def _unquoted(line: str) -> str:
+    """A JSON string; empty where it is none."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return ""
+    return found if isinstance(found, str) else ""

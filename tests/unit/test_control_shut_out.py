@@ -172,6 +172,19 @@ def test_a_renewed_certificate(certificates: Path, tmp_path: Path) -> None:
     assert not RefusedCertificates().has("", "")
 
 
+def test_a_subject_as_it_is_and_as_the_audit_log_tells_it(tmp_path: Path) -> None:
+    """The log's lines are JSON: a comma that belongs to a name has one backslash here and two there."""
+    path = tmp_path / "list"
+    path.write_text('O=Plain\\, Inc.,CN=a\n"O=Example\\\\, Inc.,CN=\\u00e9"\n')
+    found = RefusedCertificates(str(path))
+    assert found.has("O=Plain\\, Inc.,CN=a", "")
+    assert found.has("O=Example\\, Inc.,CN=é", "")
+    assert not found.has("O=Example\\\\, Inc.,CN=é", "")
+    path.write_text('"O=Example, no end\n')
+    with pytest.raises(ListError, match="line 1"):
+        RefusedCertificates(str(path))
+
+
 def test_lists_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Refused at start; later the old one holds, and that is said once."""
     path = tmp_path / "refused"

@@ -105,7 +105,7 @@ class Entrance:
 
         Raises:
             BadRequestError: the transport is not offered here, or the offer not one of it.
-            NotReadyError: the chain is ending, or its process does not answer.
+            NotReadyError: the chain is ending, its process does not answer, or see Sessions.open.
             ExhaustedError, TakenError: see Sessions.open.
         """
         registrar = self._registrars.get(transport)
@@ -142,7 +142,8 @@ class Entrance:
 
         Raises:
             NoSuchSessionError: nobody of that name has one.
-            NotReadyError: this machine's memory is mapped there and cannot be taken away; or the chain is ending.
+            NotReadyError: this machine's memory is mapped there and cannot be taken away; the device does not take it
+                away, and shall again; or the chain is ending.
         """
         return await self._alone(self._end(front_end))
 

@@ -8,8 +8,15 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from gpu_runtime.control.errors import BadRequestError, ExhaustedError, NoSuchSessionError, TakenError, check_name
-from gpu_runtime.registration.base import Registration
+from gpu_runtime.control.errors import (
+    BadRequestError,
+    ExhaustedError,
+    NoSuchSessionError,
+    NotReadyError,
+    TakenError,
+    check_name,
+)
+from gpu_runtime.registration.base import Registration, RegistrationError
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +54,16 @@ class Session:
         return now - (self.opened if self.lived is None else self.lived)
 
     async def revoke(self) -> None:
-        """Takes away what it was given, in a thread: some devices take seconds for it."""
+        """Takes away what it was given, in a thread: some devices take seconds for it.
+
+        Raises:
+            NotReadyError: the device does not take it all back; to be tried again.
+        """
         if not self.revoked:
-            await asyncio.to_thread(self.registration.revoke)
+            try:
+                await asyncio.to_thread(self.registration.revoke)
+            except RegistrationError as error:
+                raise NotReadyError(f"what {self.front_end!r} was given cannot be taken away yet: {error}") from error
             self.revoked = True
 
 
@@ -78,6 +92,7 @@ class Sessions:
             BadRequestError: no name, or not a good one; or a count of zero.
             TakenError: another owner has a session of that name, and it lives.
             ExhaustedError: too few channels are free.
+            NotReadyError: what it had cannot be taken away yet.
         """
         check_name("front_end", front_end)
         if count < 1:
@@ -173,6 +188,6 @@ async def _revoked(session: Session) -> bool:
     try:
         await session.revoke()
     except Exception as error:
-        log.error("what a front end was given could not be taken away yet: %s", error)
+        log.error("a front end could not be shut out yet: %s", error)
         return False
     return True

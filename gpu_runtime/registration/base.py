@@ -21,7 +21,11 @@ class Registration(Protocol):
         """The session's transport blob. A secret."""
 
     def revoke(self) -> None:
-        """Shuts the front end out: from its return on no access through the answer succeeds. May be called again."""
+        """Shuts the front end out: from its return on no access through the answer succeeds. May be called again.
+
+        Raises:
+            RegistrationError: the device does not, so that some may; what is left is tried at the next call.
+        """
 
 
 class Registrar(Protocol):

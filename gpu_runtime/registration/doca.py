@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from blink_proto import arena
 from blink_proto.doca.blobs import Answer, BlobError, ChannelKeys, Offer
-from blink_proto.doca.constants import Access
-from blink_proto.doca.context import RdmaContext
+from blink_proto.doca.constants import Access, Status
+from blink_proto.doca.context import STOP_SECONDS, RdmaContext
 from blink_proto.doca.device import Device
 from blink_proto.doca.engine import ProgressEngine
 from blink_proto.doca.errors import DocaError, DocaUnavailableError
@@ -28,15 +28,46 @@ log = logging.getLogger(__name__)
 
 WRITABLE = Access.LOCAL_READ_WRITE | Access.RDMA_WRITE
 READABLE = Access.LOCAL_READ_ONLY | Access.RDMA_READ
+AGAIN_SECONDS = 0.2
+"""For a context to become idle that has not in its time: nobody else is let in meanwhile."""
+
+
+class Held:
+    """What has to be given back, the last thing first. What fails stays, to be tried again."""
+
+    def __init__(self) -> None:
+        self._steps: list[Callable[[], object]] = []
+
+    def add(self, give_back: Callable[[], object]) -> None:
+        """By which it is done, or raises a DocaError."""
+        self._steps.append(give_back)
+
+    def give_back(self) -> None:
+        """A step that fails does not keep the others back.
+
+        Raises:
+            DocaError: of the first that failed.
+        """
+        failed: list[Callable[[], object]] = []
+        errors: list[DocaError] = []
+        for step in reversed(self._steps):
+            try:
+                step()
+            except DocaError as error:
+                failed.insert(0, step)
+                errors.append(error)
+        self._steps = failed
+        if errors:
+            raise errors[0]
 
 
 class DocaDomain:
     """Registers memory with one device; see `Domain`. Remembers what has to be given back."""
 
-    def __init__(self, library: DocaLibrary, device: Device, undo: ExitStack) -> None:
+    def __init__(self, library: DocaLibrary, device: Device, held: Held) -> None:
         self._library = library
         self._device = device
-        self._undo = undo
+        self._held = held
 
     def register(self, address: int, size: int, access: Access) -> Mmap:
         """Memory of this process."""
@@ -52,7 +83,7 @@ class DocaDomain:
         raise RdmaError(NO_DOCA)
 
     def _keep(self, memory: Mmap) -> Mmap:
-        self._undo.callback(memory.close)
+        self._held.add(memory.close)
         return memory
 
 
@@ -116,21 +147,36 @@ class DocaRegistration:
     """
 
     def __init__(self, library: DocaLibrary, settings: DocaSettings, peer: Offer, exports: Exports) -> None:
-        with ExitStack() as undo:
-            device = Device(library, settings)
-            undo.callback(device.close)
-            domain = DocaDomain(library, device, undo)
-            head = exports.head(domain)
-            channels = {channel: exports.keys(domain, channel) for channel in exports.channels}
-            engine = ProgressEngine(library)
-            undo.callback(engine.close)
-            rights = Access.RDMA_READ | Access.RDMA_WRITE
-            context = RdmaContext(library, device, engine, rights)
-            undo.callback(context.close)
-            self._answer = Answer(context.export(), head, channels)
-            # Nothing is ever waited for here: the device serves the front end without this process.
-            context.connect(peer.connection, patience=0)
-            self._undo = undo.pop_all()
+        self._library = library
+        self._held = Held()
+        self._was_stopped = False
+        try:
+            self._answer = self._let_in(settings, peer, exports)
+        except BaseException:
+            with suppress(RegistrationError):  # it is in the log, and nobody was told the keys
+                self.revoke()
+            raise
+
+    def _let_in(self, settings: DocaSettings, peer: Offer, exports: Exports) -> Answer:
+        library, held = self._library, self._held
+        device = Device(library, settings)
+        held.add(device.close)
+        domain = DocaDomain(library, device, held)
+        head = exports.head(domain)
+        channels = {channel: exports.keys(domain, channel) for channel in exports.channels}
+        engine = ProgressEngine(library)
+        held.add(engine.close)
+        context = RdmaContext(library, device, engine, Access.RDMA_READ | Access.RDMA_WRITE)
+        held.add(lambda: self._stop(context))
+        answer = Answer(context.export(), head, channels)
+        # Nothing is ever waited for here: the device serves the front end without this process.
+        context.connect(peer.connection, patience=0)
+        return answer
+
+    def _stop(self, context: RdmaContext) -> None:
+        patience, self._was_stopped = AGAIN_SECONDS if self._was_stopped else STOP_SECONDS, True
+        if not context.close(patience):
+            raise self._library.error("doca_ctx_stop", Status.TIME_OUT)
 
     @property
     def answer(self) -> bytes:
@@ -138,11 +184,12 @@ class DocaRegistration:
         return self._answer.encode()
 
     def revoke(self) -> None:
-        """Ends the connection, then the registration of all memory; a step that fails does not keep the others back."""
+        """Ends the connection, then the registration of all memory; see `Registration`."""
         try:
-            self._undo.close()
+            self._held.give_back()
         except DocaError as error:
             log.error("a DOCA object could not be given back", extra={"fields": {"reason": str(error)}})
+            raise RegistrationError(f"the device does not take back what a front end was given: {error}") from error
 
     def __repr__(self) -> str:
         return "DocaRegistration(redacted)"

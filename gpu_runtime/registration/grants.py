@@ -60,7 +60,12 @@ class Grant(Protocol):
     revoked: float | None
 
     def void_keys(self) -> None:
-        """From its return on no access through the windows succeeds. The queue pair stays, to say so."""
+        """From its return on no access through the windows succeeds. The queue pair stays, to say so. May be called
+        again.
+
+        Raises:
+            RdmaError: it does not return so; what is left is tried at the next call.
+        """
 
     def close(self) -> None:
         """Ends the connection too."""
@@ -129,8 +134,8 @@ class RegionGrant:
 
     def _disconnect(self) -> None:
         if self._connected:
-            self._connected = False
             self.pair.close()
+            self._connected = False
 
 
 class Ground:
@@ -152,9 +157,14 @@ class Ground:
             raise
 
     def close(self) -> None:
-        """After the grants on it."""
-        for region in self.regions:
-            region.close()
+        """After the grants on it. May be called again.
+
+        Raises:
+            RdmaError: memory is registered still.
+        """
+        while self.regions:
+            self.regions[-1].close()
+            self.regions.pop()
         self.domain.close()
 
 
@@ -201,9 +211,9 @@ class WindowGrant:
         if self._opened and self.revoked is None:
             with suppress(RdmaError):  # what follows is enough, only slower on some devices
                 self._do([Invalidate(one.window) for one in self._opened], INVALIDATE_SECONDS)
-        for one in self._opened:
-            one.window.close()
-        self._opened.clear()
+        while self._opened:
+            self._opened[-1].window.close()
+            self._opened.pop()
         self.revoked = self.revoked or time.monotonic()
 
     def close(self) -> None:

@@ -38,8 +38,11 @@ class VerbsRegistration:
         return self._answer.to_bytes()
 
     def revoke(self) -> None:
-        """Voids the keys."""
-        self._grant.void_keys()
+        """Voids the keys; see `Registration`."""
+        try:
+            self._grant.void_keys()
+        except RdmaError as error:
+            raise RegistrationError(str(error)) from error
 
     def __repr__(self) -> str:
         return "VerbsRegistration(redacted)"

@@ -97,16 +97,22 @@ class DocaSession:
         """Takes everything down. What the device still uses is left alone, with a word in the log."""
         for pool in self._pools:
             pool.free_idle()
+        if not self._is_idle():
+            log.error("a DOCA context did not become idle; it is left behind with its memory")
+            _left_behind.append(self)
+            return
+        for part in (self._memory, self._base):
+            try:
+                part.close()
+            except DocaError as error:
+                _log_refusal(error)
+
+    def _is_idle(self) -> bool:
         try:
-            idle = self._context.close(reap=self._reap)
-            if not idle:
-                log.error("a DOCA context did not become idle; it is left behind with its memory")
-                _left_behind.append(self)
-                return
-            self._memory.close()
-            self._base.close()
+            return self._context.close(reap=self._reap)
         except DocaError as error:
-            log.error("a DOCA object could not be given back", extra={"fields": {"reason": str(error)}})
+            _log_refusal(error)
+            return False
 
     def _import(self, exported: bytes, size: int) -> Mmap:
         memory = Mmap.of_peer(self.library, self._device, exported)
@@ -141,3 +147,7 @@ class DocaSession:
 
     def _lose(self, reason: str) -> None:
         self.lost = self.lost or reason
+
+
+def _log_refusal(error: DocaError) -> None:
+    log.error("a DOCA object could not be given back", extra={"fields": {"reason": str(error)}})

@@ -21,8 +21,8 @@ ESTABLISHED_SECONDS = 1.0
 STOP_SECONDS = 5.0
 _PAUSE_SECONDS = 0.0002
 
-_not_idle: list[object] = []
-"""Callbacks of contexts that did not become idle in time: the library may still call them, so they live on."""
+_not_idle: set[RdmaContext] = set()
+"""Those that are to be closed and are not: the library may still call their callbacks, so they live on."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,8 @@ class RdmaContext:
 
     def close(self, timeout: float = STOP_SECONDS, reap: Callable[[], None] = lambda: None) -> bool:
         """Stops it, ending tasks that are under way with an error, and destroys it; False when it did not become idle
-        in time. Then it is left alone, and so must be the memory that its tasks use.
+        in time. Then it is left alone, and so must be the memory that its tasks use. May be called again until it is
+        True, as after an error.
 
         Args:
             reap: called again and again meanwhile; frees tasks that are done. All others were freed before.
@@ -114,18 +115,19 @@ class RdmaContext:
         Raises:
             DocaError: the library refuses.
         """
-        if self._state() is not ContextState.IDLE:
+        _not_idle.add(self)
+        if self._state() not in (ContextState.IDLE, ContextState.STOPPING):
             self._library.call("doca_ctx_stop", self._context, also=Status.IN_PROGRESS)
 
-            def is_idle() -> bool:
-                reap()
-                return self._state() is ContextState.IDLE
+        def is_idle() -> bool:
+            reap()
+            return self._state() is ContextState.IDLE
 
-            if not self._wait(is_idle, timeout):
-                _not_idle.append(self._callbacks)
-                return False
+        if not self._wait(is_idle, timeout):
+            return False
         self._library.call("doca_rdma_destroy", self.handle)
         self._callbacks.clear()
+        _not_idle.discard(self)
         return True
 
     def _set_up(self, access: Access, gid_index: int | None) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from blink_proto import arena
+from blink_proto.doca import context
 from blink_proto.doca.blobs import Answer, BlobError, ChannelKeys, Offer
 from blink_proto.doca.constants import Access
 from blink_proto.doca.device import Device
@@ -22,6 +23,7 @@ from blink_proto.doca.library import DocaLibrary, load_doca
 from blink_proto.doca.memory import Mmap, Place
 from blink_proto.doca.settings import DocaSettings
 from dpu_service.transport.base import Range, TransportError
+from dpu_service.transport.doca import session
 from dpu_service.transport.doca.connector import DocaConnector
 from dpu_service.transport.doca.session import HEAD_READS, READS, WRITES
 from gpu_runtime.registration.base import RegistrationError
@@ -389,6 +391,30 @@ def test_no_completion_is_lost_when_it_is_torn_down_in_the_midst(doca_shim: Path
     submitted = Counter(call.split(" ", 1)[1] for call in calls if call.startswith("doca_task_submit"))
     done = Counter(call.rsplit(" ", 1)[0].replace("wrote", "write") for call in calls if call.startswith("wrote"))
     assert submitted == done
+
+
+def test_what_the_device_does_not_take_back_is_left_with_its_callbacks(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+    """A context that may run is never without them and the memory that it writes, also when nobody else has it."""
+    transport, _ = pair.connect()
+    with monkeypatch.context() as patched:
+        patched.setenv("DOCA_SHIM_FAIL", "doca_ctx_stop=17")
+        transport.close()
+    kept = transport._session
+    assert kept._context._callbacks
+    assert kept._context in context._not_idle
+    assert session._left_behind == [kept]
+    session._left_behind.clear()
+    kept.close()
+    assert not kept._context._callbacks
+
+
+def test_local_memory_that_stays_keeps_nothing_else(pair: Pair, trace: Trace, monkeypatch: pytest.MonkeyPatch):
+    transport, _ = pair.connect()
+    trace.take()
+    monkeypatch.setenv("DOCA_SHIM_FAIL", "doca_mmap_destroy=17")
+    transport.close()
+    assert {"doca_rdma_destroy", "doca_pe_destroy", "doca_dev_close"} <= set(trace.take())
+    monkeypatch.undo()
 
 
 def blocked_longest(work: Callable[[], None]) -> float:

@@ -252,7 +252,10 @@ doca_error_t doca_ctx_start(struct doca_ctx* ctx) {
 }
 
 static void become_idle(void* subject, int detail) {
-  (void)detail;
+  if (getenv("DOCA_SHIM_BUSY") != NULL) {
+    shim_post(((struct doca_ctx*)subject)->pe, become_idle, subject, detail);
+    return;
+  }
   ((struct doca_ctx*)subject)->state = IDLE;
   shim_trace("idle");
 }

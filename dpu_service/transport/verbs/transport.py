@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 
 from blink_proto import arena
 from blink_proto.rdma.binding import Access, Device, Domain, QueuePair, RdmaError, open_device
 from blink_proto.rdma.choice import RdmaChoice
 from blink_proto.rdma.wire import Answer, WireError
 from dpu_service.transport.base import Range, TransportError
+from dpu_service.transport.verbs.giving_back import Closable, give_back
 from dpu_service.transport.verbs.memory import PinnedMemory, Staging
 from dpu_service.transport.verbs.mirror import SLOT_BYTES, SLOTS, Mirror
 from dpu_service.transport.verbs.sender import DEPTH, PIECE_BYTES, Payload, Sender, word_payload
@@ -32,16 +32,16 @@ class VerbsConnector:
     """
 
     def __init__(self, rdma: RdmaChoice) -> None:
-        with ExitStack() as undo:
-            try:
-                self._device = open_device(rdma.device, rdma.address, rdma.bindings)
-                undo.callback(self._device.close)
-                self._domain: Domain | None = self._device.domain()
-                undo.callback(self._domain.close)
-                self._pair = self._domain.queue_pair(DEPTH)
-            except RdmaError as error:
-                raise TransportError(str(error)) from error
-            undo.pop_all()
+        made: list[Closable] = []
+        try:
+            self._device = open_device(rdma.device, rdma.address, rdma.bindings)
+            made.append(self._device)
+            self._domain: Domain | None = self._device.domain()
+            made.append(self._domain)
+            self._pair = self._domain.queue_pair(DEPTH)
+        except RdmaError as error:
+            give_back(*reversed(made))
+            raise TransportError(str(error)) from error
         log.info("verbs", extra={"fields": {"binding": self._device.binding, "device": self._device.name}})
 
     @property
@@ -69,9 +69,7 @@ class VerbsConnector:
     def close(self) -> None:
         """What a transport has taken over stays."""
         if self._domain is not None:
-            self._pair.close()
-            self._domain.close()
-            self._device.close()
+            give_back(self._pair, self._domain, self._device)
             self._domain = None
 
     def __repr__(self) -> str:
@@ -148,10 +146,7 @@ class VerbsTransport:
         if self._closed:
             return
         self._closed = True
-        self._pair.close()
-        self._memory.close()
-        self._domain.close()
-        self._device.close()
+        give_back(self._pair, self._memory, self._domain, self._device)
 
     def _send_out(self, *last: Payload) -> None:
         self._sender.check()

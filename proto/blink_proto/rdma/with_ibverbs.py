@@ -32,6 +32,7 @@ from blink_proto.rdma.binding import (
     Write,
 )
 from blink_proto.rdma.gids import address_of, gid_of, index_of
+from blink_proto.rdma.made import Made
 from blink_proto.rdma.neighbours import wake_neighbour
 from blink_proto.rdma.uverbs import UverbsFile, is_uverbs
 from blink_proto.rdma.wire import Endpoint
@@ -73,18 +74,25 @@ class IbverbsDevice:
         self._package = ibverbs()
         self.address, wanted = address, gid_of(address)
         for device in self._devices(name):
-            context, self.file = _opened(device)
-            index = _gid_index(context, device.name, wanted)
-            if index is not None:
-                break
-            context.close()
-        else:
-            raise RdmaError(f"no RDMA device{f' named {name!r}' if name else ''} has the address {address}")
-        self.name: str = device.name
-        self.context, self._gid_index, self._gid = context, index, wanted
-        port = context.query_port(PORT)
+            self.name: str = device.name
+            self.context, self.file = _opened(device)
+            made = Made(_called)
+            made.add(self.context)
+            try:
+                index = _gid_index(self.context, self.name, wanted)
+                if index is not None:
+                    self._gid_index, self._gid = index, wanted
+                    self._look_at_port()
+                    return
+            except RdmaError:
+                made.abandon()
+                raise
+            made.close()
+        raise RdmaError(f"no RDMA device{f' named {name!r}' if name else ''} has the address {address}")
+
+    def _look_at_port(self) -> None:
+        port = _called(self.context.query_port, PORT)
         if int(port.state) != int(self._package.PortState.ACTIVE):
-            context.close()
             raise RdmaError(f"the port of {self.name} is not active")
         self.mtu, self._lid = int(port.active_mtu), int(port.lid)
         self.has_neighbours = self._lid == 0  # Ethernet: every InfiniBand port that is active has a LID
@@ -93,7 +101,7 @@ class IbverbsDevice:
         try:
             found = self._package.get_device_list()
         except OSError as error:
-            raise RdmaError(f"this machine has no RDMA devices ({error.strerror})") from error
+            raise RdmaError(f"this machine has no RDMA devices ({_reason(error)})") from error
         return [device for device in found if name in ("", device.name)]
 
     def domain(self) -> IbverbsDomain:
@@ -111,7 +119,7 @@ class IbverbsDevice:
 
     def close(self) -> None:
         """See `Device`."""
-        self.context.close()
+        _called(self.context.close)
 
 
 class IbverbsRegion:
@@ -125,7 +133,7 @@ class IbverbsRegion:
 
     def close(self) -> None:
         """See `Region`."""
-        self._handle.close()
+        _called(self._handle.close)
 
     def __repr__(self) -> str:
         return "Region(redacted)"
@@ -163,7 +171,7 @@ class IbverbsDomain:
 
     def close(self) -> None:
         """See `Domain`."""
-        self.handle.close()
+        _called(self.handle.close)
 
 
 class IbverbsQueuePair:
@@ -171,12 +179,24 @@ class IbverbsQueuePair:
 
     def __init__(self, domain: IbverbsDomain, depth: int) -> None:
         self._domain = domain
-        package = self._package = ibverbs()
-        context = domain.device.context
-        self._channel = _called(context.create_comp_channel)
+        self._package = ibverbs()
+        self._made = Made(_called)
+        try:
+            self._make(depth)
+        except RdmaError:
+            self._made.abandon()
+            raise
+        self._first_packet = secrets.randbits(24)
+        self.endpoint = domain.device.endpoint(self._pair.qp_num, self._first_packet)
+        signaled, inline = self._package.SendFlags.SIGNALED, self._package.SendFlags.INLINE
+        self._flags = {(s, i): int(signaled * s | inline * i) for s in (0, 1) for i in (0, 1)}
+
+    def _make(self, depth: int) -> None:
+        package, context = self._package, self._domain.device.context
+        self._channel = self._made.add(_called(context.create_comp_channel))
         self.descriptor: int = self._channel.fd
         os.set_blocking(self.descriptor, False)
-        self._queue = _called(context.create_cq, depth + 1, channel=self._channel)
+        self._queue = self._made.add(_called(context.create_cq, depth + 1, channel=self._channel))
         wanted = package.QPInitAttr(
             send_cq=self._queue,
             recv_cq=self._queue,
@@ -185,11 +205,7 @@ class IbverbsQueuePair:
             max_recv_wr=1,
             max_inline_data=INLINE_BYTES,
         )
-        self._pair = _called(domain.handle.create_qp, wanted)
-        self._first_packet = secrets.randbits(24)
-        self.endpoint = domain.device.endpoint(self._pair.qp_num, self._first_packet)
-        signaled, inline = package.SendFlags.SIGNALED, package.SendFlags.INLINE
-        self._flags = {(s, i): int(signaled * s | inline * i) for s in (0, 1) for i in (0, 1)}
+        self._pair = self._made.add(_called(self._domain.handle.create_qp, wanted))
 
     def connect(self, peer: Endpoint, access: Access) -> None:
         """See `QueuePair`."""
@@ -241,15 +257,13 @@ class IbverbsQueuePair:
         except OSError as error:
             if error.errno in (11, None):
                 return False
-            raise RdmaError(f"the completion channel failed ({error.strerror})") from error
-        self._queue.ack_events(1)
+            raise RdmaError(f"the completion channel failed ({_reason(error)})") from error
+        _called(self._queue.ack_events, 1)
         return True
 
     def close(self) -> None:
         """See `QueuePair`."""
-        self._pair.close()
-        self._queue.close()
-        self._channel.close()
+        self._made.close()
 
     def __repr__(self) -> str:
         return "QueuePair(redacted)"
@@ -259,14 +273,21 @@ def _called(function: Any, *arguments: Any, **named: Any) -> Any:
     try:
         return function(*arguments, **named)
     except OSError as error:
-        raise RdmaError(f"{function.__name__} failed ({error.strerror})") from error
+        raise RdmaError(f"{function.__name__} failed ({_reason(error)})") from error
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or "no reason given"
 
 
 def _opened(device: Any) -> tuple[Any, UverbsFile | None]:
     """Its context, and the file behind that."""
     with _making:
         before = _device_files()
-        context = device.open()
+        try:
+            context = device.open()
+        except OSError as error:
+            raise RdmaError(f"the RDMA device {device.name} cannot be opened ({_reason(error)})") from error
         new = _device_files() - before
     try:
         return context, UverbsFile(new.pop()) if len(new) == 1 else None
@@ -309,4 +330,4 @@ def _gid_index(context: Any, device: str, wanted: bytes) -> int | None:
         except OSError:
             return None
 
-    return index_of(wanted, device, int(context.query_port(PORT).gid_tbl_len), read)
+    return index_of(wanted, device, int(_called(context.query_port, PORT).gid_tbl_len), read)

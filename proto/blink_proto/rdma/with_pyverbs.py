@@ -34,6 +34,7 @@ from blink_proto.rdma.binding import (
     Write,
 )
 from blink_proto.rdma.gids import address_of, gid_of, index_of
+from blink_proto.rdma.made import Made
 from blink_proto.rdma.neighbours import wake_neighbour
 from blink_proto.rdma.pyverbs_package import load_pyverbs
 from blink_proto.rdma.wire import Endpoint
@@ -74,41 +75,55 @@ class PyverbsDevice:
         self.package = load_pyverbs()
         self.address = address
         self._gid = gid_of(address)
-        self.name, self.context, self.gid_index = self._open(name)
-        port = self.context.query_port(PORT)
+        for found in self._names(name):
+            self.name = found
+            with _opening:
+                self.context = self._opened()
+            made = Made(self.called)
+            made.add(self.context)
+            try:
+                index = self._find()
+                if index is not None:
+                    self.gid_index = index
+                    self._look_at_port()
+                    return
+            except RdmaError:
+                made.abandon()
+                raise
+            made.close()
+        raise RdmaError(f"no RDMA device{f' named {name!r}' if name else ''} has the address {self.address}")
+
+    def _look_at_port(self) -> None:
+        port = self.called(self.context.query_port, PORT)
         if port.state != self.package.enums.IBV_PORT_ACTIVE:
-            self.context.close()
             raise RdmaError(f"the port of {self.name} is not active")
         self.mtu, self._lid = int(port.active_mtu), int(port.lid)
         self.has_neighbours = self._lid == 0  # Ethernet: every InfiniBand port that is active has a LID
-        flags = int(self.context.query_device().device_cap_flags)
+        flags = int(self.called(self.context.query_device).device_cap_flags)
         has_windows = any(flags & int(getattr(self.package.enums, flag)) for flag in _ANY_TYPE_2)
         self.no_windows = "" if has_windows else f"the device {self.name} has no memory windows of type 2"
 
-    def _open(self, wanted: str) -> tuple[str, Any, int]:
+    def _names(self, wanted: str) -> list[str]:
         try:
             names = [device.name.decode() for device in self.package.device.get_device_list()]
         except self.package.pyverbs_error.PyverbsError as error:
             raise RdmaError("this machine has no RDMA devices") from error
-        for name in names:
-            if wanted not in ("", name):
-                continue
-            with _opening:
-                context = self.called(self.package.device.Context, name=name)
-            index = self._find(context, name)
-            if index is not None:
-                return name, context, index
-            context.close()
-        raise RdmaError(f"no RDMA device{f' named {wanted!r}' if wanted else ''} has the address {self.address}")
+        return [name for name in names if wanted in ("", name)]
 
-    def _find(self, context: Any, name: str) -> int | None:
+    def _opened(self) -> Any:
+        try:
+            return self.package.device.Context(name=self.name)
+        except self.package.pyverbs_error.PyverbsError as error:
+            raise RdmaError(f"the RDMA device {self.name} cannot be opened ({_reason(error)})") from None
+
+    def _find(self) -> int | None:
         def read(index: int) -> bytes | None:
             try:
-                return bytes.fromhex(str(context.query_gid(PORT, index)).replace(":", ""))
+                return bytes.fromhex(str(self.context.query_gid(PORT, index)).replace(":", ""))
             except self.package.pyverbs_error.PyverbsError:
                 return None
 
-        return index_of(self._gid, name, int(context.query_port(PORT).gid_tbl_len), read)
+        return index_of(self._gid, self.name, int(self.called(self.context.query_port, PORT).gid_tbl_len), read)
 
     def called(self, function: Any, *arguments: Any, **named: Any) -> Any:
         """What it returns.
@@ -119,9 +134,7 @@ class PyverbsDevice:
         try:
             return function(*arguments, **named)
         except self.package.pyverbs_error.PyverbsError as error:
-            code = getattr(error, "error_code", -1)
-            reason = os.strerror(code) if code > 0 else "no reason given"
-            raise RdmaError(f"{function.__name__} failed ({reason})") from None  # its words may name what is secret
+            raise RdmaError(f"{function.__name__} failed ({_reason(error)})") from None
 
     def domain(self) -> PyverbsDomain:
         """See `Device`."""
@@ -133,7 +146,7 @@ class PyverbsDevice:
 
     def close(self) -> None:
         """See `Device`."""
-        self.context.close()
+        self.called(self.context.close)
 
 
 class PyverbsRegion:
@@ -216,20 +229,29 @@ class PyverbsQueuePair:
 
     def __init__(self, domain: PyverbsDomain, depth: int) -> None:
         self._device = device = domain.device
-        self._package = package = device.package
-        self._channel, self.descriptor = _channel(device)
+        self._package = device.package
+        self._made = Made(device.called)
+        try:
+            self._make(domain, depth)
+        except RdmaError:
+            self._made.abandon()
+            raise
+        self._open = True
+        self._first_packet = secrets.randbits(24)
+        self.endpoint = device.endpoint(self._pair.qp_num, self._first_packet)
+
+    def _make(self, domain: PyverbsDomain, depth: int) -> None:
+        device, package, made = self._device, self._package, self._made
+        self._channel, self.descriptor = _channel(device, made)
         os.set_blocking(self.descriptor, False)
         self._readable = select.poll()
         self._readable.register(self.descriptor, select.POLLIN)
-        self._queue = device.called(package.cq.CQ, device.context, depth + 1, None, self._channel)
+        self._queue = made.add(device.called(package.cq.CQ, device.context, depth + 1, None, self._channel))
         room = package.qp.QPCap(max_send_wr=depth, max_recv_wr=1, max_inline_data=INLINE_BYTES)
         wanted = package.qp.QPInitAttr(
             package.enums.IBV_QPT_RC, scq=self._queue, rcq=self._queue, cap=room, sq_sig_all=0
         )
-        self._pair = device.called(package.qp.QP, domain.handle, wanted)
-        self._open = True
-        self._first_packet = secrets.randbits(24)
-        self.endpoint = device.endpoint(self._pair.qp_num, self._first_packet)
+        self._pair = made.add(device.called(package.qp.QP, domain.handle, wanted))
 
     def connect(self, peer: Endpoint, access: Access) -> None:
         """See `QueuePair`."""
@@ -314,15 +336,14 @@ class PyverbsQueuePair:
         except self._package.pyverbs_error.PyverbsRDMAError as error:
             if error.error_code == errno.EAGAIN:
                 return False
-            raise RdmaError(f"the completion channel failed ({os.strerror(error.error_code)})") from None
-        self._queue.ack_events(1)
+            raise RdmaError(f"the completion channel failed ({_reason(error)})") from None
+        self._device.called(self._queue.ack_events, 1)
         return True
 
     def close(self) -> None:
         """See `QueuePair`."""
         self._open = False
-        for part in (self._pair, self._queue, self._channel):
-            self._device.called(part.close)
+        self._made.close()
 
     def _check_open(self) -> None:
         """The package follows a null pointer when what was closed is used."""
@@ -341,17 +362,22 @@ def _handle(thing: Any) -> Any:
     return thing.handle
 
 
-def _channel(device: PyverbsDevice) -> tuple[Any, int]:
+def _reason(error: Exception) -> str:
+    """The words of the system: the package's own may name what is secret."""
+    code = getattr(error, "error_code", -1)
+    return os.strerror(code) if code > 0 else "no reason given"
+
+
+def _channel(device: PyverbsDevice, own: Made) -> tuple[Any, int]:
     """A completion channel and its descriptor, which only new versions of the package tell."""
     with _opening:
         before = _event_descriptors()
-        made = device.called(device.package.cq.CompChannel, device.context)
+        made = own.add(device.called(device.package.cq.CompChannel, device.context))
         new = _event_descriptors() - before
     told = getattr(made, "fd", None)
     if told is not None:
         return made, int(told)
     if len(new) != 1:
-        made.close()
         raise RdmaError("this pyverbs does not tell its completion channel's descriptor, nor does /proc")
     return made, new.pop()
 

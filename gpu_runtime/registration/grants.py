@@ -1,11 +1,12 @@
 """What one session of a front end holds of an RDMA device, in either of two ways, and how it is voided.
 
-Each has a queue pair of its own, in a protection domain that no other front end's is in.
+Each has a queue pair of its own, in a protection domain that no other queue pair is in.
 
 - `RegionGrant`: memory is registered for the session, with the rights that it gives. Revoked by deregistering, or where
   the memory's owner does not do that in time (nvidia-peermem), by ending the connection.
 - `WindowGrant`: memory stays registered for the channels, without any right for peers (`Ground`); a session's memory
-  windows of type 2 give its own queue pair rights to it. Revoked by a local invalidate; nothing is pinned anew.
+  windows of type 2 give its own queue pair rights to it. Revoked by a local invalidate; nothing is pinned anew. The
+  memory and its domain go over to a later session, when the queue pair of the one before is gone.
 """
 
 from __future__ import annotations
@@ -57,7 +58,17 @@ class Grant(Protocol):
 
     pair: QueuePair
     windows: tuple[Window, ...]
+    ground: Ground | None
+    """What it is a session of, where that outlives it."""
     revoked: float | None
+    """Since when."""
+
+    def let_in(self, peer: Endpoint) -> None:
+        """Connects with the peer, and opens the memory to it.
+
+        Raises:
+            RdmaError: the device refuses, or the memory cannot be had. It is to be closed then.
+        """
 
     def void_keys(self) -> None:
         """From its return on no access through the windows succeeds. The queue pair stays, to say so. May be called
@@ -68,40 +79,41 @@ class Grant(Protocol):
         """
 
     def close(self) -> None:
-        """Ends the connection too."""
+        """Ends the connection too. May be called again after an error.
+
+        Raises:
+            RdmaError: the device keeps something.
+        """
 
 
 class RegionGrant:
-    """See the module. Has a connection from the beginning, and memory after `register`.
+    """See the module.
 
     Raises:
         RdmaError: the device refuses.
     """
 
-    def __init__(self, device: Device, peer: Endpoint) -> None:
+    def __init__(self, device: Device, memory: ArenaMemory, wanted: Sequence[Wanted]) -> None:
+        self.ground: Ground | None = None
         self.revoked: float | None = None
         self.windows: tuple[Window, ...] = ()
+        self._memory, self._wanted = memory, wanted
         self._regions: list[Region] = []
         self._domain = device.domain()
-        self._connected = False
         try:
             self.pair = self._domain.queue_pair(_ANSWERS)
-            self._connected = True
-            self.pair.connect(peer, _OF_PEERS)
         except RdmaError:
-            self.close()
+            self._domain.close()
             raise
+        self._connected = True
 
-    def register(self, memory: ArenaMemory, wanted: Sequence[Wanted]) -> None:
-        """Opens memory to the peer.
+    def let_in(self, peer: Endpoint) -> None:
+        """See `Grant`."""
+        self.pair.connect(peer, _OF_PEERS)
+        self.windows = tuple(map(self._register, self._wanted))
 
-        Raises:
-            RdmaError: the device refuses, or the memory cannot be had. The grant is to be closed then.
-        """
-        self.windows = tuple(self._register(memory, one) for one in wanted)
-
-    def _register(self, memory: ArenaMemory, wanted: Wanted) -> Window:
-        region = memory.register(self._domain, wanted.part, wanted.access)
+    def _register(self, wanted: Wanted) -> Window:
+        region = self._memory.register(self._domain, wanted.part, wanted.access)
         self._regions.append(region)
         return Window(wanted.part.offset, wanted.part.size, region.address, region.key)
 
@@ -113,15 +125,11 @@ class RegionGrant:
         try:
             self._deregister()
         except RdmaError as error:
-            log.warning("a session's connection was ended, as its memory stays registered: %s", error)
             self._disconnect()
+            log.warning("a session's connection was ended, as its memory stays registered: %s", error)
 
     def close(self) -> None:
-        """See `Grant`. May be called again.
-
-        Raises:
-            RdmaError: memory is registered still; see `void_keys`.
-        """
+        """See `Grant`."""
         self.revoked = self.revoked or time.monotonic()
         self._disconnect()
         self._deregister()
@@ -186,19 +194,20 @@ class WindowGrant:
         RdmaError: the device refuses.
     """
 
-    def __init__(self, ground: Ground, peer: Endpoint, wanted: Sequence[Wanted]) -> None:
-        self.ground = ground
+    def __init__(self, ground: Ground, wanted: Sequence[Wanted]) -> None:
+        self.ground: Ground | None = ground
         self.revoked: float | None = None
+        self.windows: tuple[Window, ...] = ()
+        self._on, self._wanted = ground, wanted
         self._opened: list[_Opened] = []
         self.pair = ground.domain.queue_pair(len(wanted))
-        try:
-            self.pair.connect(peer, _OF_PEERS)
-            for one, region in zip(wanted, ground.regions, strict=True):
-                self._opened.append(_Opened(ground.domain.window(), one, region))
-            self._do([one.bind() for one in self._opened], WINDOW_SECONDS)
-        except RdmaError:
-            self.close()
-            raise
+
+    def let_in(self, peer: Endpoint) -> None:
+        """See `Grant`."""
+        self.pair.connect(peer, _OF_PEERS)
+        for one, region in zip(self._wanted, self._on.regions, strict=True):
+            self._opened.append(_Opened(self._on.domain.window(), one, region))
+        self._do([one.bind() for one in self._opened], WINDOW_SECONDS)
         self.windows = tuple(
             Window(one.wanted.part.offset, one.wanted.part.size, one.region.address, one.window.key)
             for one in self._opened
@@ -208,13 +217,13 @@ class WindowGrant:
         """Invalidates the windows. Where the queue pair has failed it takes no more work, and nothing gets through it;
         the windows go in any case.
         """
-        if self._opened and self.revoked is None:
+        is_first, self.revoked = self.revoked is None, self.revoked or time.monotonic()
+        if self._opened and is_first:
             with suppress(RdmaError):  # what follows is enough, only slower on some devices
                 self._do([Invalidate(one.window) for one in self._opened], INVALIDATE_SECONDS)
         while self._opened:
             self._opened[-1].window.close()
             self._opened.pop()
-        self.revoked = self.revoked or time.monotonic()
 
     def close(self) -> None:
         """See `Grant`."""

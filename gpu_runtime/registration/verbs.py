@@ -1,8 +1,8 @@
 """Registration for the `verbs` transport: a queue pair and the least rights to memory, for each front end.
 
 Of the inbound region a front end may write its own channels, of the outbound region read its own channels and the first
-page (header and telemetry). Its protection domain is its own, so its keys are of no use to another front end's queue
-pair, and every session has new ones. See `grants` for the two ways in which they are given.
+page (header and telemetry). Its protection domain has no other queue pair in it, so its keys are of no use to another
+front end's, and every session has new ones. See `grants` for the two ways in which they are given.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from gpu_runtime.registration.peermem import OwnerError
 log = logging.getLogger(__name__)
 
 LINGER_SECONDS = 5.0
-"""How long a revoked queue pair stays, so that its peer is told at once that its keys are void."""
+"""How long a revoked queue pair stays at least, so that its peer is told at once that its keys are void: until then and
+the next session, or until its channels go to another session by memory windows.
+"""
 
 
 class VerbsRegistration:
@@ -63,6 +65,8 @@ class VerbsRegistrar:
         self._device = open_adapter(rdma)
         self._grants: list[Grant] = []
         self._grounds: dict[tuple[int, ...], Ground] = {}
+        self._retired: list[Ground] = []
+        """Of channels that have others, and not given back yet."""
         self._has_windows = not self._device.no_windows
         log.info("verbs by %s on %s", self._device.binding, self._device.name)
         if not self._has_windows:
@@ -75,6 +79,7 @@ class VerbsRegistrar:
     def register(self, offer: bytes, channels: tuple[int, ...]) -> VerbsRegistration:
         """Connects a queue pair of this front end's own."""
         self._end_revoked(time.monotonic() - LINGER_SECONDS)
+        self._close_retired()
         inbound, outbound = inbound_parts(self._sizes, channels), outbound_parts(self._sizes, channels)
         wanted = [Wanted(one, WRITABLE) for one in inbound] + [Wanted(one, READABLE) for one in outbound]
         try:
@@ -91,25 +96,24 @@ class VerbsRegistrar:
         if self._has_windows and self._memory.no_windows:
             self._do_without_windows(self._memory.no_windows)
         ground = self._ground(channels, wanted) if self._has_windows else None
-        if ground is not None:
-            self._grants.append(WindowGrant(ground, peer, wanted))
-            return self._grants[-1]
-        made = RegionGrant(self._device, peer)
+        made: Grant
+        made = WindowGrant(ground, wanted) if ground else RegionGrant(self._device, self._memory, wanted)
         self._grants.append(made)
         try:
-            made.register(self._memory, wanted)
+            made.let_in(peer)
         except RdmaError:
             self._close(made)
             raise
         return made
 
     def _ground(self, channels: tuple[int, ...], wanted: list[Wanted]) -> Ground | None:
-        """The channels' own, made at their first session; None where windows cannot be bound over this memory."""
-        if channels in self._grounds:
-            return self._grounds[channels]
-        self._end_revoked(time.monotonic())
-        for other in [one for one in self._grounds if set(one) & set(channels)]:  # whose sessions have all ended
-            self._grounds.pop(other).close()
+        """The channels' own, with nobody on it; None where windows cannot be bound over this memory."""
+        found = self._grounds.get(channels)
+        if found is not None:
+            self._end_revoked(time.monotonic(), found)
+            if not self._is_held(found):
+                return found
+        self._retire(channels)
         try:
             made = Ground(self._device, self._memory, wanted)
         except RdmaError as error:
@@ -118,29 +122,56 @@ class VerbsRegistrar:
         self._grounds[channels] = made
         return made
 
-    def _end_revoked(self, before: float) -> None:
-        for one in [one for one in self._grants if one.revoked is not None and one.revoked <= before]:
-            self._close(one)
+    def _retire(self, channels: tuple[int, ...]) -> None:
+        """What there is for one of these channels."""
+        for other in [one for one in self._grounds if set(one) & set(channels)]:
+            ground = self._grounds.pop(other)
+            self._retired.append(ground)
+            self._end_revoked(time.monotonic(), ground)
+        self._close_retired()
+
+    def _is_held(self, ground: Ground) -> bool:
+        return any(one.ground is ground for one in self._grants)
+
+    def _close_retired(self) -> None:
+        for ground in [one for one in self._retired if not self._is_held(one)]:
+            try:
+                ground.close()
+            except RdmaError as error:
+                log.warning("memory of channels stays registered, with nobody connected to it: %s", error)
+            else:
+                self._retired.remove(ground)
+
+    def _end_revoked(self, before: float, ground: Ground | None = None) -> None:
+        """Those that were before that time, everywhere or on one ground."""
+        over = [one for one in self._grants if one.revoked is not None and one.revoked <= before]
+        for one in over:
+            if ground is None or one.ground is ground:
+                self._close(one)
 
     def _close(self, grant: Grant) -> None:
         """Now, or if its memory is not given back, at a later try."""
         try:
             grant.close()
         except RdmaError as error:
-            log.warning("a session's memory stays registered, with nobody connected to it: %s", error)
+            log.warning("what a session had of the RDMA device is not given back yet: %s", error)
         else:
             self._grants.remove(grant)
 
     def close(self) -> None:
-        """Ends with the arena. Memory that its owner does not give back keeps the device open."""
+        """Ends with the arena. Memory that is not given back keeps the device open."""
         for one in list(self._grants):
             self._close(one)
-        for ground in self._grounds.values():
-            ground.close()
-        if self._grants:
+        self._retired += self._grounds.values()
+        self._grounds.clear()
+        self._close_retired()
+        if self._grants or self._retired:
             log.error("the RDMA device %s stays open: memory is registered with it", self._device.name)
             return
-        self._device.close()
+        try:
+            self._device.close()
+        except RdmaError as error:
+            log.error("the RDMA device %s stays open: %s", self._device.name, error)
 
 
 def open_adapter(rdma: RdmaChoice) -> Device:

@@ -12,7 +12,7 @@ from blink_proto.rdma.pyverbs_package import load_pyverbs
 from tests.rdma.guest import Guest, amd64
 
 SECONDS = 500
-ONLY_PLAYED = 9
+ONLY_PLAYED = 15
 """Tests that look into the stand-in for a device, and that have it alone."""
 KINDS = ("verbs", "verbs-pyverbs")
 CONTRACT = """\

@@ -26,7 +26,7 @@ from gpu_runtime.registration.base import RegistrationError
 from gpu_runtime.registration.parts import Part
 from gpu_runtime.registration.verbs import VerbsRegistrar
 from tests.transport.kinds import RDMA_ADDRESS, DeviceMemory, Kind
-from tests.transport.played import ADDRESS, PlayedDevice, PlayedRegion, PlayedWindow
+from tests.transport.played import ADDRESS, PlayedDevice, PlayedDomain, PlayedPair, PlayedRegion, PlayedWindow
 from tests.transport.site import PATIENCE, Site
 
 WITH_WINDOWS = ("verbs-pyverbs", "verbs-played")
@@ -162,7 +162,8 @@ def test_memory_that_its_owner_does_not_give_back_is_out_of_reach(
         assert len(set(PlayedDevice.openings) - before[1]) == 3
         registration.revoke()
         registrar._end_revoked(float("inf"))
-        assert "stays registered, with nobody connected to it: the owner does not answer" in caplog.text
+        assert "connection was ended, as its memory stays registered: the owner does not answer" in caplog.text
+        assert "is not given back yet: the owner does not answer" in caplog.text
         other = registrar.register(offer(), (1,))
         assert len(set(PlayedDevice.openings) - before[1]) == 6
     other.revoke()
@@ -193,12 +194,11 @@ def test_a_registration_that_fails_half_way_leaves_nothing(played_site: Site, mo
 def test_a_window_that_cannot_be_bound_leaves_nothing(played_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     registrar = played_registrar(played_site)
     registrar.register(offer(), (0,)).revoke()
-    before = set(PlayedDevice.pairs)
     with monkeypatch.context() as patched:
         patched.setattr(PlayedWindow, "bind", lambda *_: False)
         with pytest.raises(RegistrationError, match="memory window bind error"):
             registrar.register(offer(), (0,))
-    assert set(PlayedDevice.pairs) == before
+    assert set(PlayedDevice.pairs) == set()
     assert not any(isinstance(one, PlayedWindow) for one in PlayedDevice.openings.values())
     registrar.close()
 
@@ -215,6 +215,67 @@ def test_a_channel_that_goes_to_another_set_is_registered_anew(played_site: Site
     registrar.close()
     assert set(PlayedDevice.openings) == before
     assert set(PlayedDevice.pairs) == set()
+
+
+def domains_of_pairs() -> list[PlayedDomain]:
+    """In which there is a queue pair, of every one."""
+    return [pair.domain for pair in PlayedDevice.pairs.values()]
+
+
+@pytest.mark.parametrize("binding", ["played", "played-regions"])
+def test_no_two_sessions_are_ever_in_one_protection_domain(
+    played_site: Site, binding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one channel one after the other, or of several; also when a connection cannot be ended, and when none was."""
+    domains, opened = set(PlayedDevice.domains), PlayedDevice.opened
+    choice = RdmaChoice("", ADDRESS, binding)
+    registrar = VerbsRegistrar(DeviceMemory(played_site.device), played_site.device.sizes, choice)
+    held = []
+
+    def enter(*channels: int) -> None:
+        held.append(registrar.register(offer(), channels))
+        assert len(set(domains_of_pairs())) == len(PlayedDevice.pairs)
+
+    for channels in ((0,), (0,), (1,), (0, 1), (0,), (1,)):
+        enter(*channels)
+        held[-1].revoke()
+    with monkeypatch.context() as patched:
+        refuse = "destroy_qp failed (Device or resource busy)"
+
+        def close(self: PlayedPair) -> None:
+            raise RdmaError(refuse)
+
+        patched.setattr(PlayedPair, "close", close)
+        for channels in ((0,), (0,), (0, 1), (1,)):
+            enter(*channels)
+            held[-1].revoke()
+    enter(0)
+    enter(0)
+    enter(0, 1)
+    for one in held:
+        one.revoke()
+    registrar.close()
+    assert (PlayedDevice.domains, PlayedDevice.opened, PlayedDevice.pairs) == (domains, opened, {})
+
+
+@pytest.mark.parametrize("refusing", [PlayedRegion, PlayedWindow, PlayedPair, PlayedDomain])
+def test_what_is_not_given_back_when_channels_change_hands_is_given_back_later(
+    played_site: Site, refusing: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody's session hangs on it."""
+    domains, openings = set(PlayedDevice.domains), set(PlayedDevice.openings)
+    registrar = played_registrar(played_site)
+    registrar.register(offer(), (0,)).revoke()
+    with monkeypatch.context() as patched:
+
+        def close(self: object) -> None:
+            raise RdmaError("busy")
+
+        patched.setattr(refusing, "close", close)
+        later = registrar.register(offer(), (0, 1))
+    later.revoke()
+    registrar.close()
+    assert (PlayedDevice.domains, set(PlayedDevice.openings), PlayedDevice.pairs) == (domains, openings, {})
 
 
 def test_windows_go_with_a_connection_that_has_failed(played_site: Site) -> None:

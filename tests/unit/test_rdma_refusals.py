@@ -234,8 +234,8 @@ def test_memory_that_stays_registered_loses_its_connection(
     for queue_pair in (with_ibverbs.IbverbsQueuePair, with_pyverbs.PyverbsQueuePair):
         monkeypatch.setattr(queue_pair, "connect", lambda *arguments: None)
     device = opened()
-    grant = RegionGrant(device, Endpoint(1, 1, gid_of(ADDRESS), 0, 3))
-    grant.register(Memory(), [Wanted(Part(True, 0, 4096), WRITABLE)])
+    grant = RegionGrant(device, Memory(), [Wanted(Part(True, 0, 4096), WRITABLE)])
+    grant.let_in(Endpoint(1, 1, gid_of(ADDRESS), 0, 3))
     package.refused = {"close region": errno.EBUSY, "close pair": errno.EIO}
     for _ in range(2):
         with pytest.raises(RdmaError, match="Input/output"):

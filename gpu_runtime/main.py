@@ -83,8 +83,10 @@ async def serve(config: RuntimeConfig, listen: Listen, source: str, name: str, g
             await asyncio.sleep(0.5)  # lets WatchState tell the front ends
         return status
     finally:
-        await runtime.close(grace)
-        await server.stop()
+        try:
+            await runtime.close(grace)
+        finally:
+            await server.stop()
 
 
 def run(

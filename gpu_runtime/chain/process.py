@@ -125,8 +125,14 @@ class ChainProcess:
         if not self.ended and not self.mailbox.halted:
             self._process.kill()
             await self._process.wait()
-        if let_go is not None:
-            await let_go()
+        try:
+            if let_go is not None:
+                await let_go()
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        """Waits for the process, which has been told to end."""
         try:
             await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
         except TimeoutError:

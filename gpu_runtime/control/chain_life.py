@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +33,9 @@ class ChainLife:
     entrance: Entrance
     nonce: int
     epoch: int
+    tokenizer: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """Contents of the tokenizer files. Front ends get them from here: a file server that is gone by then keeps none of
+    them out, and however many ask, the memory is taken once."""
     number: int = field(default_factory=lambda: secrets.randbits(63) | 1)
     """Drawn at random for each life; unlike the nonce no secret."""
     _sweeper: asyncio.Task[None] | None = field(default=None, init=False)
@@ -54,7 +58,8 @@ class ChainLife:
         except BaseException:
             shared.unlink()
             raise
-        life = cls(describe_model(prepared), prepared.folder.path, shared, chain, entrance, nonce, epoch)
+        model, folder = describe_model(prepared), prepared.folder.path
+        life = cls(model, folder, shared, chain, entrance, nonce, epoch, prepared.tokenizer)
         life._sweeper = asyncio.create_task(life._sweep())
         return life
 
@@ -115,10 +120,12 @@ class ChainLife:
         await asyncio.shield(self._end)
 
     async def _stop(self) -> None:
-        await self.chain.stop(self.entrance.close)
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        self.arena.unlink()
+        try:
+            await self.chain.stop(self.entrance.close)
+        finally:
+            if self._sweeper is not None:
+                self._sweeper.cancel()
+            self.arena.unlink()
 
     async def _sweep(self) -> None:
         while not self.chain.ended:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from blink_proto.grpc_settings import MAX_CALLS
@@ -62,6 +63,28 @@ class Crowd:
                 counter[who] -= 1
                 if not counter[who]:
                     del counter[who]
+
+
+class Turns:
+    """So many at a time of one certificate, or in plain text of one address; the others wait."""
+
+    def __init__(self, of_one: int) -> None:
+        self._of_one = of_one
+        self._free: dict[str, asyncio.Semaphore] = {}
+        self._here: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def turn(self, caller: Caller) -> AsyncIterator[None]:
+        """Waits for one, and has it."""
+        who = _who(caller)
+        self._here[who] += 1
+        try:
+            async with self._free.setdefault(who, asyncio.Semaphore(self._of_one)):
+                yield
+        finally:
+            self._here[who] -= 1
+            if not self._here[who]:
+                del self._here[who], self._free[who]
 
 
 def _who(caller: Caller) -> str:

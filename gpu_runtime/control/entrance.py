@@ -13,6 +13,7 @@ from gpu_runtime.chain.process import ChainError
 from gpu_runtime.config import RuntimeConfig
 from gpu_runtime.control.direct import DirectChannels, clear_words
 from gpu_runtime.control.errors import BadRequestError, NoSuchSessionError, NotReadyError
+from gpu_runtime.control.patience import in_thread
 from gpu_runtime.control.sessions import Session, Sessions
 from gpu_runtime.control.successors import Holder, Successors
 from gpu_runtime.mailbox import Mailbox
@@ -122,7 +123,7 @@ class Entrance:
             self._refuse_when_closed()
             self._successors.note(channels, holder)
             try:
-                return await asyncio.to_thread(registrar.register, offer, channels)
+                return await in_thread(lambda: registrar.register(offer, channels))
             except NotNowError as error:
                 raise NotReadyError(str(error)) from error
             except RegistrationError as error:
@@ -232,4 +233,7 @@ class Entrance:
 
     async def _close(self) -> None:
         await self.sessions.close()
-        await asyncio.to_thread(self._undo.close)
+        try:
+            await in_thread(self._undo.close)
+        except Exception as error:  # what is left of a device must not keep the chain and its arena
+            log.error("a way into the arena could not be closed: %s", error)

@@ -28,6 +28,8 @@ REQUEST_SECONDS = 10.0
 """For a call's request to come after its beginning."""
 CALL_SECONDS = 60.0
 """For a call that is no stream, whatever its caller would wait, beside the grace time that it names."""
+BRIEF_STREAMS = frozenset({"/blink.control.v1.Control/FetchTokenizer"})
+"""Those that have an end, and get no more time than a call that is none."""
 Status = tuple[grpc.StatusCode, str]
 _REFUSED: Status = (grpc.StatusCode.UNAUTHENTICATED, "this certificate is refused by this runtime")
 
@@ -167,18 +169,32 @@ async def _run(running: Running, method: Method, request: Any, context: Context)
     answer = method.call(request, context)
     working = asyncio.create_task(_write(answer, context) if method.streams else _awaited(answer))
     over = asyncio.create_task(running.over.wait())
-    seconds = None if method.streams else CALL_SECONDS + getattr(request, "grace_seconds", 0)
+    endless = method.streams and method.name not in BRIEF_STREAMS
+    seconds = None if endless else CALL_SECONDS + getattr(request, "grace_seconds", 0)
     try:
         await asyncio.wait({working, over}, return_when=asyncio.FIRST_COMPLETED, timeout=seconds)
         if working.done():
             return await working
+        if method.streams:  # abort may wait for a caller that takes nothing: what the stream holds is free before
+            await _cancelled(working)
         late = (grpc.StatusCode.DEADLINE_EXCEEDED, f"the call took longer than {seconds} s")
-        await context.abort(*(running.why if over.done() else late))
+        await _abort(context, running.why if over.done() else late)
     finally:
         over.cancel()
-        working.cancel()
-        with suppress(asyncio.CancelledError, Exception):
-            await working
+        await _cancelled(working)
+
+
+async def _abort(context: Context, status: Status) -> None:
+    try:
+        await context.abort(*status)
+    except grpc.aio.InternalError as error:  # the caller went away before it took the status
+        raise asyncio.CancelledError from error
+
+
+async def _cancelled(working: asyncio.Task[Any]) -> None:
+    working.cancel()
+    with suppress(asyncio.CancelledError, Exception):
+        await working
 
 
 async def _awaited(answer: Coroutine[Any, Any, Any]) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from blink_proto.adapters import try_adapters
@@ -30,6 +31,8 @@ class Prepared:
     limits: ModelLimits
     window: int
     longest: int
+    tokenizer: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """Contents of its tokenizer files, from `check_tokenizer`."""
 
 
 def prepare(config: RuntimeConfig, folder: ModelFolder, name: str, available: int) -> Prepared:
@@ -56,8 +59,8 @@ def prepare(config: RuntimeConfig, folder: ModelFolder, name: str, available: in
     return Prepared(folder, name, config, limits, window, longest)
 
 
-def check_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Reads tokenizer and chat templates as a front end will.
+def check_tokenizer(folder: Path, vocab_size: int) -> dict[str, bytes]:
+    """Reads tokenizer and chat templates as a front end will; contents of the files by name.
 
     Args:
         vocab_size: the model's. Special tokens may be over it: some models have one to fill up training batches with.
@@ -66,13 +69,15 @@ def check_tokenizer(folder: Path, vocab_size: int) -> None:
         BadRequestError: no front end could use them.
     """
     try:
-        files = TokenizerFiles.read(read_folder(folder))
+        contents = read_folder(folder)
+        files = TokenizerFiles.read(contents)
         files.check_templates()
     except BundleError as error:
         raise BadRequestError(f"no front end could use {folder}: {error}") from error
     largest = files.largest_text_token
     if largest >= vocab_size:
         raise BadRequestError(f"{folder}: its tokenizer has a token {largest}, the model only {vocab_size} tokens")
+    return contents
 
 
 def check_ways_in(config: RuntimeConfig) -> None:

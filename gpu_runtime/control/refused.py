@@ -7,12 +7,12 @@ audit log does. Empty lines and lines that begin with `#` say nothing.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from pathlib import Path
 
 from gpu_runtime.control.files import look, say
+from gpu_runtime.control.patience import in_thread
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
@@ -44,7 +44,7 @@ class RefusedCertificates:
             return
         self._seen = now
         try:
-            self._refused = await asyncio.to_thread(_read, self._path)
+            self._refused = await in_thread(lambda: _read(self._path))
         except ListError as error:
             say(f"kept the old list of refused certificates: {error}")
         else:

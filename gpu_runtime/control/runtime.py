@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from blink_proto import control_pb2
 from blink_proto.control_pb2 import Phase
@@ -174,20 +175,23 @@ class Runtime:
         """Drains and ends the present life; `close` may do the same meanwhile, with another grace time.
 
         Args:
-            once_more: awaited between the two; what it refuses lets the life go on instead.
+            once_more: awaited between the two; should it fail in any way, the life goes on instead.
 
         Raises:
-            NotReadyError: the chain has ended by itself meanwhile.
+            NotReadyError: the chain has ended by itself meanwhile, or the life goes on for a reason that is no
+            ControlError.
         """
         life = self.life
         self.watch.set(Phase.PHASE_DRAINING, self._epoch, life.model.name, life=life.number)
-        await life.drain(grace_seconds)
         try:
+            await life.drain(grace_seconds)
             if once_more is not None:
                 await once_more()
-        except ControlError:
+        except BaseException as error:
             if self._life is life and not self._ending:
                 self.resume()
+            if isinstance(error, Exception) and not isinstance(error, ControlError):
+                raise NotReadyError(f"{life.model.name!r} stays: {error}") from error
             raise
         if self._life is life:
             self._life, self._leaving = None, life
@@ -213,9 +217,10 @@ class Runtime:
 
     def _prepare(self, folder: ModelFolder, name: str) -> Prepared:
         check_ways_in(self.config)
-        check_tokenizer(folder.path, folder.config.vocab_size)
+        tokenizer = check_tokenizer(folder.path, folder.config.vocab_size)
         replaced = None if self._life is None else self._life.chain.pid
-        return prepare(self.config, folder, name, self._memory.available(replaced))
+        prepared = prepare(self.config, folder, name, self._memory.available(replaced))
+        return replace(prepared, tokenizer=tokenizer)
 
     async def _resolve(self, source: str, progress: Progress) -> ModelFolder:
         loop = asyncio.get_running_loop()

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from blink_proto import VERSION, arena, control_pb2
 from blink_proto.control_pb2_grpc import ControlServicer
-from blink_proto.tokenizer.files import BundleError, read_folder
 from gpu_runtime.control.caller import caller_of
+from gpu_runtime.control.crowd import Turns
 from gpu_runtime.control.errors import BadRequestError, ControlError, NoSuchModelError, NotReadyError
 from gpu_runtime.control.runtime import ChainError, Runtime
 
@@ -24,7 +23,10 @@ if TYPE_CHECKING:
 else:
     Context = Any
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 64 << 10
+"""What a caller that takes nothing costs; gRPC holds a piece or two for it until its connection ends."""
+FETCHES = 8
+"""Of tokenizers, of one certificate at a time."""
 MAX_GRACE_SECONDS = 3600
 LEAST_MILLISECONDS = 100
 """Between two states that a watcher asks for."""
@@ -46,6 +48,7 @@ class ControlService(ControlServicer):
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._fetches = Turns(FETCHES)
         self._load: _Load | None = None
         """The latest one."""
 
@@ -147,11 +150,11 @@ class ControlService(ControlServicer):
         self, request: control_pb2.FetchTokenizerRequest, context: Context
     ) -> AsyncIterator[control_pb2.FetchTokenizerChunk]:
         """The model's tokenizer files, piece by piece."""
-        folder: Path = await answer(context, lambda: self._folder_of(request.model))
-        files = await answer(context, lambda: asyncio.to_thread(_tokenizer_files, folder))
-        for name, content in files.items():
-            for at in range(0, len(content), CHUNK_BYTES):
-                yield control_pb2.FetchTokenizerChunk(file=name, content=content[at : at + CHUNK_BYTES])
+        async with self._fetches.turn(caller_of(context.auth_context(), context.peer())):
+            files = await answer(context, lambda: self._tokenizer_of(request.model))
+            for name, content in files.items():
+                for at in range(0, len(content), CHUNK_BYTES):
+                    yield control_pb2.FetchTokenizerChunk(file=name, content=content[at : at + CHUNK_BYTES])
 
     async def Drain(self, request: control_pb2.DrainRequest, context: Context) -> control_pb2.DrainResponse:
         """Drains or resumes."""
@@ -173,10 +176,10 @@ class ControlService(ControlServicer):
         async for state in self._runtime.watch.follow(every):
             yield self._runtime.measured(state) if asked else state
 
-    async def _folder_of(self, model: str) -> Path:
+    async def _tokenizer_of(self, model: str) -> Mapping[str, bytes]:
         if model not in [loaded.name for loaded in self._runtime.models()]:
             raise NoSuchModelError(f"no model named {model!r} is loaded")
-        return self._runtime.life.folder
+        return self._runtime.life.tokenizer
 
 
 async def _news(load: _Load) -> AsyncIterator[control_pb2.LoadModelProgress]:
@@ -188,13 +191,6 @@ async def _news(load: _Load) -> AsyncIterator[control_pb2.LoadModelProgress]:
             told.CopyFrom(load.latest)
             yield told
         await asyncio.wait([load.task], timeout=LOOK_SECONDS)
-
-
-def _tokenizer_files(folder: Path) -> dict[str, bytes]:
-    try:
-        return read_folder(folder)
-    except BundleError as error:  # they have changed since the model was loaded
-        raise NotReadyError(str(error)) from error
 
 
 def _note_outcome(task: asyncio.Task[control_pb2.Model]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -16,6 +15,7 @@ from gpu_runtime.control.errors import (
     TakenError,
     check_name,
 )
+from gpu_runtime.control.patience import in_thread
 from gpu_runtime.registration.base import Registration, RegistrationError
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Session:
         """
         if not self.revoked:
             try:
-                await asyncio.to_thread(self.registration.revoke)
+                await in_thread(self.registration.revoke)
             except RegistrationError as error:
                 raise NotReadyError(f"what {self.front_end!r} was given cannot be taken away yet: {error}") from error
             self.revoked = True

@@ -11,6 +11,7 @@ import grpc
 
 from blink_proto.dial import DialError, check_files
 from gpu_runtime.control.files import LOOK_SECONDS, Look, look, say
+from gpu_runtime.control.patience import in_thread
 
 _Looks = tuple[Look, ...]
 
@@ -51,7 +52,7 @@ class ServerTls:
                 continue
             self._seen = now
             try:
-                self._present = await asyncio.to_thread(self._read)
+                self._present = await in_thread(self._read)
             except DialError as error:
                 say(f"kept the old certificate of the control plane: {error}")
             else:

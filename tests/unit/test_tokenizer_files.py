@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,8 +112,25 @@ def test_what_front_ends_can_use_is_taken_by_both(what: str, folder: Path) -> No
 
 def test_files_that_cannot_be_read(folder: Path) -> None:
     (folder / "tokenizer_config.json").mkdir()
-    with pytest.raises(BadRequestError, match=r"tokenizer_config\.json cannot be read"):
+    with pytest.raises(BadRequestError, match=r"tokenizer_config\.json is not a regular file"):
         check_tokenizer(folder, VOCABULARY)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_pipe_is_not_waited_for(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    said: list[str] = []
+    reading = threading.Thread(target=lambda: said.append(refusal(folder)), daemon=True)
+    reading.start()
+    reading.join(10)
+    assert said == [f"{folder / name} is not a regular file"]
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(BundleError) as error:
+        read_folder(folder)
+    return str(error.value)
 
 
 def test_more_than_a_front_end_takes(folder: Path) -> None:

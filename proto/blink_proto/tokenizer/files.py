@@ -77,10 +77,13 @@ def read_folder(folder: Path) -> dict[str, bytes]:
     """Contents by name of the `BUNDLE_FILES` that a folder has.
 
     Raises:
-        BundleError: a file cannot be read, or they are too large.
+        BundleError: a file cannot be read, or is no regular one, or they are too large.
     """
-    paths = [path for name in BUNDLE_FILES if (path := folder / name).exists()]
     try:
+        paths = [path for name in BUNDLE_FILES if (path := folder / name).exists()]
+        for path in paths:
+            if not path.is_file():  # whoever opens a pipe waits for its other end
+                raise BundleError(f"{path} is not a regular file")
         if sum(path.stat().st_size for path in paths) > MOST_BYTES:
             raise BundleError(f"the tokenizer files take more than {MOST_BYTES >> 20} MiB")
         return {path.name: path.read_bytes() for path in paths}

@@ -21,7 +21,7 @@ from dpu_service.sequences.pump import Pump
 from dpu_service.text.bundle import TextBundle
 from dpu_service.text.encoder import TextEncoder
 from dpu_service.text.template import ChatTemplateError
-from dpu_service.transport.base import Connector, TransportError
+from dpu_service.transport.base import Connector, Transport, TransportError
 from dpu_service.transport.choose import make_connector
 from dpu_service.wire import Broken, MakeOffer, Offer, Session
 
@@ -157,12 +157,7 @@ class RuntimeEnd:
         connector, self._connector = self._connector, None
         if connector is None:
             connector = await asyncio.to_thread(self._new_connector)
-        try:
-            transport = await asyncio.to_thread(
-                connector.connect, session.transport_blob, geometry.sizes, session.channel
-            )
-        finally:
-            connector.close()
+        transport = await asyncio.to_thread(_connected, connector, session)
         client = ChannelClient(transport, geometry, session.channel)
         pump = Pump(client, config.queue_depth, config.device_timeout, self._on_change, self._broke)
         return Serving(session.model, geometry, encoder, pump, self._runtime)
@@ -172,6 +167,14 @@ class RuntimeEnd:
         self.leave(DeviceUnavailableError("the connection to the device was lost"))
         self._on_change()
         self._reply(Broken(self._runtime))
+
+
+def _connected(connector: Connector, session: Session) -> Transport:
+    """Closes the connector where it was used: a caller that goes away must not do so meanwhile."""
+    try:
+        return connector.connect(session.transport_blob, session.geometry.sizes, session.channel)
+    finally:
+        connector.close()
 
 
 def end_if_failed(task: asyncio.Task[None]) -> None:

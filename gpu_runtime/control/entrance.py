@@ -32,7 +32,9 @@ Done = TypeVar("Done")
 class Entrance:
     """Made before the chain, so that a missing adapter is known early; nobody enters before `open_doors`.
 
-    Devices let front ends in and shut them out in threads of their own, one at a time: that can take seconds.
+    Devices let front ends in and shut them out in threads of their own, one at a time: that can take seconds. The event
+    loop goes on meanwhile, but not while `pyverbs` registers memory: that keeps the interpreter lock (8 ms for each MiB
+    on an emulated machine, and a channel of the usual size has 1.2). With memory windows it is done once for a channel.
 
     Raises:
         BadRequestError: a transport cannot be had.

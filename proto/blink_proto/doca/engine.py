@@ -9,7 +9,11 @@ from blink_proto.doca.library import DocaLibrary
 
 
 class ProgressEngine:
-    """Belongs to one thread."""
+    """Called by one thread at a time, with the contexts on it; not always by the same one.
+
+    DOCA's interface ties an engine to no thread. NVIDIA has one for each thread, so that no two call at once; here each
+    connection has one, and both programs call it from whichever thread of a pool has the turn.
+    """
 
     def __init__(self, library: DocaLibrary) -> None:
         self._library = library

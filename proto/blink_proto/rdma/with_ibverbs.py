@@ -1,7 +1,7 @@
 """The verbs by the PyPI package `ibverbs`, which loads the machine's own libibverbs. See `binding`.
 
-The package releases the interpreter lock where it posts, polls and waits, but not where it connects: so the way to a
-peer is found before. It has no memory windows.
+The package releases the interpreter lock where it registers memory, posts, polls and waits, but not where it connects:
+so the way to a peer is found before. It has no memory windows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The verbs by Debian's and DOCA's own package `pyverbs`. See `binding`.
 
-The package keeps the interpreter lock in every call. So nothing is called that can wait: the completion channel's
-descriptor does not block, and the way to a peer is found before its queue pair is connected.
+The package keeps the interpreter lock in every call. So nothing is called that can wait for a peer: the completion
+channel's descriptor does not block, and the way to a peer is found before its queue pair is connected. Registering
+memory does hold other threads up, for as long as the kernel takes to pin it.
 """
 
 from __future__ import annotations

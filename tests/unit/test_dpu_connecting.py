@@ -1,0 +1,63 @@
+"""A worker that ends while it connects: its end of the connection is one thread's at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dpu_service import runtime_end
+from dpu_service.runtime_end import RuntimeEnd
+
+
+class Connector:
+    """Connects when it is let."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on, self.closed = threading.Event(), threading.Event(), threading.Event()
+        self.inside = False
+        self.closed_inside = False
+
+    def connect(self, answer: bytes, sizes: object, channel: int) -> object:
+        self.inside = True
+        self.begun.set()
+        assert self.go_on.wait(20)
+        self.inside = False
+        return object()
+
+    def close(self) -> None:
+        self.closed_inside = self.inside
+        self.closed.set()
+
+
+def test_a_connector_is_not_closed_while_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    connector = Connector()
+    monkeypatch.setattr(runtime_end, "make_connector", lambda *choice: connector)
+    monkeypatch.setattr(runtime_end, "TextEncoder", lambda *parts: None)
+
+    async def load(files: dict[str, bytes]) -> None:
+        return None
+
+    config: Any = SimpleNamespace(transport="shm", rdma=None, tool_parser="")
+    bundles: Any = SimpleNamespace(load=load)
+    nothing: Any = None
+    geometry = SimpleNamespace(window=1, check=lambda: None, sizes=None)
+    session: Any = SimpleNamespace(
+        transport="shm", geometry=geometry, tokenizer_files={}, transport_blob=b"", channel=0
+    )
+
+    async def scene() -> None:
+        end = RuntimeEnd(0, config, nothing, bundles, lambda: None, lambda reply: None)
+        connecting = asyncio.create_task(end._serving(session))
+        assert await asyncio.to_thread(connector.begun.wait, 20)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        connector.go_on.set()
+        assert await asyncio.to_thread(connector.closed.wait, 20)
+
+    asyncio.run(scene())
+    assert not connector.closed_inside

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import time
@@ -14,6 +15,10 @@ from gpu_runtime.scheduler import layout
 
 Progress = Callable[[int, int, str], None]
 
+log = logging.getLogger(__name__)
+
+LET_GO_SECONDS = 30.0
+"""For devices that may take seconds for each front end; one that hangs must not keep the process."""
 STOP_SECONDS = 30.0
 """How long a stopped chain may take to finish its step before it is killed."""
 
@@ -115,8 +120,8 @@ class ChainProcess:
         """Ends the chain at its next step boundary.
 
         Args:
-            let_go: called when nothing runs on the device any more, and before its process gives memory up; one that
-                does not come to that is killed before.
+            let_go: called when nothing runs on the device any more, and before its process gives memory up; a process
+                that does not come to that is killed before. It gets `LET_GO_SECONDS`.
         """
         self.mailbox.command = layout.Command.STOP
         deadline = time.monotonic() + STOP_SECONDS
@@ -127,7 +132,9 @@ class ChainProcess:
             await self._process.wait()
         try:
             if let_go is not None:
-                await let_go()
+                await asyncio.wait_for(let_go(), LET_GO_SECONDS)
+        except TimeoutError:
+            log.error("front ends were not shut out within %.0f s: the chain ends without that", LET_GO_SECONDS)
         finally:
             await self._end()
 

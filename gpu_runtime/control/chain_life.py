@@ -14,6 +14,7 @@ from blink_proto.secret import SecretInt
 from gpu_runtime.chain.process import ChainError, ChainProcess, Progress
 from gpu_runtime.chain.spec import ChainSpec
 from gpu_runtime.control.entrance import Entrance
+from gpu_runtime.control.patience import in_thread
 from gpu_runtime.control.prepare import Prepared
 from gpu_runtime.control.sessions import Session, Sessions
 from gpu_runtime.scheduler import layout
@@ -51,9 +52,9 @@ class ChainLife:
         """
         sizes, nonce = prepared.config.arena_sizes(), SecretInt(secrets.randbits(64))
         limits = ArenaLimits(nonce, epoch, prepared.limits.vocab_size, prepared.window, prepared.longest)
-        shared = SharedArena.create(sizes, limits)
+        shared = await in_thread(lambda: SharedArena.create(sizes, limits), SharedArena.unlink)
         try:
-            entrance = Entrance(prepared.config, shared)
+            entrance = await in_thread(lambda: Entrance(prepared.config, shared), Entrance.let_go)
             chain = await cls._start_chain(prepared, shared, entrance, progress)
         except BaseException:
             shared.unlink()

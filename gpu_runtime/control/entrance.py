@@ -164,7 +164,9 @@ class Entrance:
         if self._memory is None:
             for channel in session.channels:
                 clear_words(self._arena, channel)
-        elif self._direct is not None:
+        elif self._direct is None:
+            return  # its words are in device memory alone: nothing here can end its lease before its time
+        else:
             with suppress(NotReadyError):
                 await self._direct.assign(session.channels, direct=False)
         deadline = time.monotonic() + GIVE_UP_SECONDS
@@ -235,7 +237,11 @@ class Entrance:
 
     async def _close(self) -> None:
         await self.sessions.close()
+        await in_thread(self.let_go)
+
+    def let_go(self) -> None:
+        """Closes the devices; may take seconds. Nobody may be inside."""
         try:
-            await in_thread(self._undo.close)
+            self._undo.close()
         except Exception as error:  # what is left of a device must not keep the chain and its arena
             log.error("a way into the arena could not be closed: %s", error)

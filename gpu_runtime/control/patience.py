@@ -58,15 +58,20 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
     return await asyncio.shield(task)
 
 
-async def in_thread(call: Callable[[], T]) -> T:
+async def in_thread(call: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
     """Runs a call in a thread of its own. One that never returns is left behind when the caller is cancelled: nobody
     waits for it at the end of the process, other than for the event loop's own threads.
+
+    Args:
+        undo: called in a thread with an outcome that nobody waits for any more.
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
     def settle(result: T | None, error: BaseException | None) -> None:
         if outcome.cancelled():
+            if undo is not None and error is None:
+                threading.Thread(target=undo, args=(result,), daemon=True).start()
             return
         if error is not None:
             outcome.set_exception(error)

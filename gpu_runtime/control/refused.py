@@ -42,13 +42,13 @@ class RefusedCertificates:
         now = look(self._path)
         if now == self._seen:
             return
-        self._seen = now
         try:
             self._refused = await in_thread(lambda: _read(self._path))
+            news = f"took up a list of refused certificates: {len(self._refused)}"
         except ListError as error:
-            say(f"kept the old list of refused certificates: {error}")
-        else:
-            say(f"took up a list of refused certificates: {len(self._refused)}")
+            news = f"kept the old list of refused certificates: {error}"
+        self._seen = now
+        say(news)
 
 
 def _read(path: str) -> frozenset[str]:

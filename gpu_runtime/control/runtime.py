@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -26,6 +27,11 @@ from gpu_runtime.control.prepare import Prepared, check_tokenizer, check_ways_in
 from gpu_runtime.control.watch import Watch
 from gpu_runtime.model.errors import ModelError
 from gpu_runtime.model.source import ModelFolder, resolve_model
+
+log = logging.getLogger(__name__)
+
+MEASURE_SECONDS = 10.0
+"""For a device to say how much of its memory is free."""
 
 
 class Runtime:
@@ -104,22 +110,34 @@ class Runtime:
         name = prepared.name
         self._epoch += 1
         self.watch.set(Phase.PHASE_LOADING, self._epoch, name)
-        self._memory.before_start()
         try:
             self._life = await while_it_moves(lambda moved: self._start_chain(prepared, moved), progress)
         except BaseException as error:
             self.watch.set(Phase.PHASE_IDLE, self._epoch, detail=f"{name}: {error}")
             raise
-        self._memory.when_ready()
         self._end_watcher = asyncio.create_task(self._watch_chain(self._life))
         self.watch.set(Phase.PHASE_SERVING, self._epoch, name, life=self._life.number)
         return self._life.model
 
     async def _start_chain(self, prepared: Prepared, progress: Progress) -> ChainLife:
+        await in_thread(self._memory.before_start)
         try:
-            return await ChainLife.begin(prepared, self._epoch, progress)
+            life = await ChainLife.begin(prepared, self._epoch, progress)
         except OSError as error:  # no room for the arena, no more processes or descriptors
             raise ExhaustedError(f"no chain can be started: {error}") from error
+        try:
+            await self._measure()
+        except BaseException:
+            await life.end()
+            raise
+        return life
+
+    async def _measure(self) -> None:
+        try:
+            async with asyncio.timeout(MEASURE_SECONDS):
+                await in_thread(self._memory.when_ready)
+        except TimeoutError:
+            log.warning("the device does not say what it has left: a model in place of this one may be refused for it")
 
     async def unload(self, name: str, grace_seconds: float) -> None:
         """Drains the chain and frees the model, also when the caller goes away meanwhile.

@@ -17,7 +17,7 @@ from blink_proto.dial import DialError
 from blink_proto.grpc_settings import MAX_CALLS, SERVER_OPTIONS, is_local
 from gpu_runtime.config import ConfigError
 from gpu_runtime.control.audit import STANDARD_ERROR, Audit
-from gpu_runtime.control.files import LOOK_SECONDS
+from gpu_runtime.control.files import LOOK_SECONDS, again_and_again
 from gpu_runtime.control.guard import Guard
 from gpu_runtime.control.health import SERVICE, follow_health, make_health
 from gpu_runtime.control.refused import ListError, RefusedCertificates
@@ -67,7 +67,7 @@ class ControlServer:
         """Ends the streams and the server."""
         for follower in self.followers:
             follower.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+            with contextlib.suppress(asyncio.CancelledError, Exception):
                 await follower
         await self.checks.enter_graceful_shutdown()
         self.guard.stop()
@@ -122,18 +122,30 @@ async def start_server(runtime: Runtime, listen: Listen) -> ControlServer:
     if tls is not None:
         followers.append(asyncio.create_task(tls.follow()))
     if listen.refused_certificates:
-        followers.append(asyncio.create_task(_follow_refused(refused, guard, runtime)))
+        followers += _follow_refused(refused, guard, runtime)
     return ControlServer(server, port, checks, guard, followers)
 
 
-async def _follow_refused(refused: RefusedCertificates, guard: Guard, runtime: Runtime) -> None:
-    """Once a second, for ever: whoever is refused by now has no calls and no session."""
-    while True:
+def _follow_refused(refused: RefusedCertificates, guard: Guard, runtime: Runtime) -> list[asyncio.Task[None]]:
+    """Once a second, for ever: whoever is refused by now has no calls and no session. Calls need no device to be ended,
+    so they do not wait for one that sessions wait for.
+    """
+    looked = asyncio.Event()
+
+    async def end_calls() -> None:
         await asyncio.sleep(LOOK_SECONDS)
         await refused.look()
         guard.end_refused()
+        looked.set()
+
+    async def end_sessions() -> None:
+        await looked.wait()
+        looked.clear()
         if runtime.models():
             await runtime.life.entrance.end_those(lambda one: refused.has(one.owner, one.fingerprint))
+
+    both = {"ending the calls of refused certificates": end_calls, "ending their sessions": end_sessions}
+    return [asyncio.create_task(again_and_again(what, work)) for what, work in both.items()]
 
 
 def _bind(server: Any, address: str, tls: ServerTls | None) -> int:

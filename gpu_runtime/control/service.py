@@ -34,13 +34,15 @@ LOOK_SECONDS, SILENT_SECONDS = 0.05, 1.0
 """Of a load's progress."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Load:
     """A load under way, whoever asked for it."""
 
     request: control_pb2.LoadModelRequest
     task: asyncio.Task[control_pb2.Model]
     latest: control_pb2.LoadModelProgress
+    callers: int = 0
+    """Who wait for it."""
 
 
 class ControlService(ControlServicer):
@@ -75,9 +77,13 @@ class ControlService(ControlServicer):
         if not request.source:
             await refuse(context, BadRequestError("source is empty"))
         load = self._join(request) or self._begin(request)
-        async for latest in _news(load):
-            yield latest
-        model = await answer(context, lambda: asyncio.shield(load.task))
+        load.callers += 1
+        try:
+            async for latest in _news(load):
+                yield latest
+            model = await answer(context, lambda: asyncio.shield(load.task))
+        finally:
+            load.callers -= 1
         done, total = load.latest.done_units, load.latest.total_units
         yield control_pb2.LoadModelProgress(stage="ready", done_units=done, total_units=total, done=True, model=model)
 
@@ -93,8 +99,8 @@ class ControlService(ControlServicer):
 
         grace = min(request.grace_seconds, MAX_GRACE_SECONDS) if request.replace else None
         task = asyncio.create_task(self._runtime.load(request.source, request.name, report, replace_grace=grace))
-        task.add_done_callback(_note_outcome)
         begun = _Load(request, task, latest)
+        task.add_done_callback(lambda done: _note_outcome(begun))
         if self._load is None or self._load.task.done():
             self._load = begun  # otherwise the runtime refuses this one
         return begun
@@ -193,9 +199,9 @@ async def _news(load: _Load) -> AsyncIterator[control_pb2.LoadModelProgress]:
         await asyncio.wait([load.task], timeout=LOOK_SECONDS)
 
 
-def _note_outcome(task: asyncio.Task[control_pb2.Model]) -> None:
+def _note_outcome(load: _Load) -> None:
     """A load that fails when nobody waits for it any more is told to the operator."""
-    if not task.cancelled() and (error := task.exception()) is not None:
+    if not load.task.cancelled() and (error := load.task.exception()) is not None and not load.callers:
         sys.stderr.write(f"a model was not loaded: {error}\n")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from blink_proto.dial import DialError, check_files
-from gpu_runtime.control.files import LOOK_SECONDS, Look, look, say
+from gpu_runtime.control.files import LOOK_SECONDS, Look, again_and_again, look, say
 from gpu_runtime.control.patience import in_thread
 
 _Looks = tuple[Look, ...]
@@ -45,18 +45,20 @@ class ServerTls:
 
     async def follow(self) -> None:
         """Looks once a second, for ever. What cannot be used changes nothing and is said once."""
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            now = self._look()
-            if now == self._seen:
-                continue
-            self._seen = now
-            try:
-                self._present = await in_thread(self._read)
-            except DialError as error:
-                say(f"kept the old certificate of the control plane: {error}")
-            else:
-                say("took up a new certificate of the control plane")
+        await again_and_again("looking at the control plane's certificate", self._follow_once)
+
+    async def _follow_once(self) -> None:
+        await asyncio.sleep(LOOK_SECONDS)
+        now = self._look()
+        if now == self._seen:
+            return
+        try:
+            self._present = await in_thread(self._read)
+            news = "took up a new certificate of the control plane"
+        except DialError as error:
+            news = f"kept the old certificate of the control plane: {error}"
+        self._seen = now
+        say(news)
 
     def _newer(self) -> grpc.ServerCertificateConfiguration | None:
         """gRPC asks before each handshake, in a thread of its own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -216,3 +217,70 @@ def test_lists_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
     path.write_text("CN=y\n")
     asyncio.run(look(3))
     assert (found.has("CN=x", "ab" * 32), found.has("CN=y", "cd" * 32)) == (False, True)
+
+
+def test_a_device_that_hangs_does_not_keep_calls_open(
+    monkeypatch: pytest.MonkeyPatch, certificates: Path, tmp_path: Path
+) -> None:
+    """While it voids one session, another certificate is refused: its calls end at once, and its session later."""
+    path = tmp_path / "refused"
+    path.write_text("")
+
+    async def scene(doors: Doors) -> None:
+        for certificate, name in (("dpu-a", "a"), ("dpu-b", "b")):
+            await open_by(doors, certificate, name)
+        async with doors.connection("dpu-b") as channel:
+            states = ControlStub(channel).WatchState(control_pb2.WatchStateRequest())
+            await states.read()
+            doors.registrar.revoking = 2.0
+            path.write_text("CN=blink dpu-a\n")
+            await until(doors.registrar.busy.is_set)
+            path.write_text("CN=blink dpu-a\nCN=blink dpu-b\n")
+            async with asyncio.timeout(1.0):
+                assert (await refused(states.read()))[0] is UNKNOWN_CALLER
+            assert [keys.revoked for keys in doors.registrar.given] == [False, False]
+            doors.registrar.revoking = 0.0
+            await until(lambda: doors.life.list_sessions() == [])
+            assert [keys.revoked for keys in doors.registrar.given] == [True, True]
+
+    play(monkeypatch, scene, certificates, refused=str(path))
+
+
+def test_a_list_is_followed_though_nothing_can_be_said(
+    monkeypatch: pytest.MonkeyPatch, certificates: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Standard error may be gone."""
+    path = tmp_path / "refused"
+    path.write_text("")
+
+    def gone(text: str) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("gpu_runtime.control.refused.say", gone)
+
+    async def scene(doors: Doors) -> None:
+        await open_by(doors, "dpu-a", "a")
+        for line in ("CN=nobody\n", "CN=blink dpu-a\n"):
+            path.write_text(line)
+            await asyncio.sleep(0.3)
+        await until(lambda: doors.life.list_sessions() == [])
+        assert caplog.text.count("Broken pipe") >= 1
+
+    play(monkeypatch, scene, certificates, refused=str(path))
+
+
+def test_leases_that_only_the_device_can_end_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, certificates: Path
+) -> None:
+    """Where front ends write into a CUDA device's memory alone: the answer is that its time must pass."""
+
+    async def scene(doors: Doors) -> None:
+        await open_by(doors, "dpu-a", "a")
+        doors.live(0)
+        monkeypatch.setattr(doors.life.entrance, "_memory", object())
+        began = time.monotonic()
+        assert not (await end(doors, "a")).freed
+        assert time.monotonic() - began < 0.7
+        assert doors.registrar.given[0].revoked
+
+    play(monkeypatch, scene, certificates)

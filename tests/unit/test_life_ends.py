@@ -6,6 +6,7 @@ Whatever a device says. Chains are processes that compute nothing (`tests/standi
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -15,11 +16,13 @@ import pytest
 
 from blink_proto import adapters
 from blink_proto.control_pb2 import Phase
-from blink_proto.rdma.binding import RdmaError
 from gpu_runtime import main
 from gpu_runtime.chain import process
 from gpu_runtime.config import make_config
-from gpu_runtime.control.errors import NotReadyError
+from gpu_runtime.control import chain_life, patience
+from gpu_runtime.control import runtime as runtime_module
+from gpu_runtime.control.entrance import Entrance
+from gpu_runtime.control.errors import NotReadyError, StalledError
 from gpu_runtime.control.runtime import Runtime
 from gpu_runtime.control.server import Listen
 from gpu_runtime.registration import verbs
@@ -89,14 +92,14 @@ def test_a_device_that_fails_to_close_ends_with_its_life(
     async def scene(runtime: Runtime) -> None:
         await runtime.load(folders[0], "old", ignore)
         life = runtime.life
-        port.closing = RdmaError("close_device failed (Device or resource busy)")
+        port.closing = OSError(16, "Device or resource busy")
         await runtime.unload("old", 0.0)
         assert life.chain.ended
         assert not (SHM_FOLDER / life.arena.name.inbound).exists()
         await asyncio.sleep(0)
         assert life._sweeper is not None
         assert life._sweeper.done()
-        assert "could not be closed: close_device failed" in caplog.text
+        assert "could not be closed: [Errno 16] Device or resource busy" in caplog.text
         assert runtime.watch.state.phase == Phase.PHASE_IDLE
         port.closing = None
         await runtime.load(folders[0], "again", ignore)
@@ -147,6 +150,75 @@ def test_the_server_stops_after_a_runtime_that_does_not_close(monkeypatch: pytes
     with pytest.raises(RuntimeError, match="no way out"):
         asyncio.run(main.serve(make_config("cpu"), Listen("127.0.0.1:0"), "", "", 0.0, -1))
     assert stopped == ["server"]
+
+
+def test_a_device_that_hangs_keeps_no_chain(
+    monkeypatch: pytest.MonkeyPatch, port: Port, folders: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "LET_GO_SECONDS", 0.2)
+    go_on = threading.Event()
+
+    async def scene(runtime: Runtime) -> None:
+        await runtime.load(folders[0], "old", ignore)
+        life = runtime.life
+        life.entrance._undo.callback(go_on.wait, 30)
+        await asyncio.wait_for(runtime.unload("old", 0.0), 5)
+        assert life.chain.ended
+        assert "the chain ends without that" in caplog.text
+        go_on.set()
+
+    play(monkeypatch, scene)
+
+
+def test_ways_in_that_hang_hold_nobody_up(
+    monkeypatch: pytest.MonkeyPatch, port: Port, folders: tuple[str, str]
+) -> None:
+    """The load is given up, and what comes of it late is closed."""
+    go_on, let_go = threading.Event(), threading.Event()
+
+    class Slow(Entrance):
+        def __init__(self, *arguments: Any) -> None:
+            go_on.wait(30)
+            super().__init__(*arguments)
+            self._undo.callback(let_go.set)
+
+    async def scene(runtime: Runtime) -> None:
+        monkeypatch.setattr(patience, "STALL_SECONDS", 0.5)
+        monkeypatch.setattr(chain_life, "Entrance", Slow)
+        loading, ticks = asyncio.ensure_future(runtime.load(folders[0], "old", ignore)), 0
+        while not loading.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        assert ticks > 10
+        with pytest.raises(StalledError):
+            await loading
+        assert runtime.watch.state.phase == Phase.PHASE_IDLE
+        go_on.set()
+        assert await asyncio.to_thread(let_go.wait, 10)
+
+    play(monkeypatch, scene)
+
+
+def test_a_driver_that_hangs_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch, port: Port, folders: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the start the load is given up; when the chain is ready, it serves."""
+    go_on = threading.Event()
+
+    async def scene(runtime: Runtime) -> None:
+        monkeypatch.setattr(runtime_module, "MEASURE_SECONDS", 0.2)
+        with monkeypatch.context() as patch:
+            patch.setattr(patience, "STALL_SECONDS", 0.5)
+            patch.setattr(runtime._memory, "before_start", lambda: go_on.wait(30))
+            with pytest.raises(StalledError):
+                await runtime.load(folders[0], "old", ignore)
+        monkeypatch.setattr(runtime._memory, "when_ready", lambda: go_on.wait(30))
+        await runtime.load(folders[0], "old", ignore)
+        assert runtime.watch.state.phase == Phase.PHASE_SERVING
+        assert "does not say what it has left" in caplog.text
+        go_on.set()
+
+    play(monkeypatch, scene)
 
 
 @pytest.mark.parametrize("drains", [True, False], ids=["looking", "draining"])

@@ -33,6 +33,8 @@ from gpu_runtime.control.errors import BadRequestError, ExhaustedError, NotReady
 from gpu_runtime.control.prepare import Prepared, prepare
 from gpu_runtime.control.runtime import Runtime
 from gpu_runtime.control.server import Listen, start_server
+from gpu_runtime.control.service import ControlService
+from gpu_runtime.model.errors import ModelError
 from gpu_runtime.registration import verbs
 from gpu_runtime.scheduler import layout
 from gpu_runtime.shared_arena import ArenaLimits, SharedArena
@@ -255,6 +257,31 @@ def test_a_load_outlives_its_callers_deadline(monkeypatch: pytest.MonkeyPatch, f
             assert (await load(1, 20))[-1].model.name == "b"
         await server.stop()
 
+    play(monkeypatch, scene)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_failed_load_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path, waits: bool
+) -> None:
+    """To its caller; to the operator when that has gone."""
+    go_on = threading.Event()
+
+    def fail(*arguments: Any, **named: Any) -> None:
+        go_on.wait(30)
+        raise ModelError("it is broken")
+
+    async def scene(runtime: Runtime) -> None:
+        service, said = ControlService(runtime), ""
+        load = service._begin(control_pb2.LoadModelRequest(source=str(tmp_path), name="a"))
+        load.callers += waits
+        go_on.set()
+        await asyncio.wait([load.task])
+        await asyncio.sleep(0)
+        said = capfd.readouterr().err
+        assert ("a model was not loaded: it is broken" in said) is not waits
+
+    monkeypatch.setattr(runtime_module, "resolve_model", fail)
     play(monkeypatch, scene)
 
 

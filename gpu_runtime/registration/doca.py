@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -153,8 +152,7 @@ class DocaRegistration:
         try:
             self._answer = self._let_in(settings, peer, exports)
         except BaseException:
-            with suppress(RegistrationError):  # it is in the log, and nobody was told the keys
-                self.revoke()
+            self._abandon()
             raise
 
     def _let_in(self, settings: DocaSettings, peer: Offer, exports: Exports) -> Answer:
@@ -173,6 +171,13 @@ class DocaRegistration:
         context.connect(peer.connection, patience=0)
         return answer
 
+    def _abandon(self) -> None:
+        """Before anybody was told the keys."""
+        try:
+            self._held.give_back()
+        except DocaError as error:
+            log.error("a DOCA object could not be given back", extra={"fields": {"reason": str(error)}})
+
     def _stop(self, context: RdmaContext) -> None:
         patience, self._was_stopped = AGAIN_SECONDS if self._was_stopped else STOP_SECONDS, True
         if not context.close(patience):
@@ -188,7 +193,6 @@ class DocaRegistration:
         try:
             self._held.give_back()
         except DocaError as error:
-            log.error("a DOCA object could not be given back", extra={"fields": {"reason": str(error)}})
             raise RegistrationError(f"the device does not take back what a front end was given: {error}") from error
 
     def __repr__(self) -> str:

@@ -158,7 +158,11 @@ class RuntimeEnd:
         if connector is None:
             connector = await asyncio.to_thread(self._new_connector)
         transport = await asyncio.to_thread(_connected, connector, session)
-        client = ChannelClient(transport, geometry, session.channel)
+        try:
+            client = ChannelClient(transport, geometry, session.channel)
+        except BaseException:
+            transport.close()
+            raise
         pump = Pump(client, config.queue_depth, config.device_timeout, self._on_change, self._broke)
         return Serving(session.model, geometry, encoder, pump, self._runtime)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dpu_service import runtime_end
+from dpu_service.channel.errors import ChannelError
 from dpu_service.runtime_end import RuntimeEnd
 
 
@@ -61,3 +62,30 @@ def test_a_connector_is_not_closed_while_it_connects(monkeypatch: pytest.MonkeyP
 
     asyncio.run(scene())
     assert not connector.closed_inside
+
+
+def test_a_transport_to_another_arena_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+    transport = SimpleNamespace(close=lambda: closed.append(True))
+    connector = SimpleNamespace(connect=lambda *session: transport, close=lambda: None)
+    monkeypatch.setattr(runtime_end, "make_connector", lambda *choice: connector)
+    monkeypatch.setattr(runtime_end, "TextEncoder", lambda *parts: None)
+
+    def refuse(*parts: object) -> None:
+        raise ChannelError("the arena is not the session's")
+
+    async def load(files: dict[str, bytes]) -> None:
+        return None
+
+    monkeypatch.setattr(runtime_end, "ChannelClient", refuse)
+    config: Any = SimpleNamespace(transport="shm", rdma=None, tool_parser="")
+    bundles: Any = SimpleNamespace(load=load)
+    nothing: Any = None
+    geometry = SimpleNamespace(window=1, check=lambda: None, sizes=None)
+    session: Any = SimpleNamespace(
+        transport="shm", geometry=geometry, tokenizer_files={}, transport_blob=b"", channel=0
+    )
+    end = RuntimeEnd(0, config, nothing, bundles, lambda: None, lambda reply: None)
+    with pytest.raises(ChannelError):
+        asyncio.run(end._serving(session))
+    assert closed == [True]

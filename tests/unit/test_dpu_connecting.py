@@ -34,8 +34,8 @@ class Connector:
         self.closed.set()
 
 
-def test_a_connector_is_not_closed_while_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
-    connector = Connector()
+def meeting(monkeypatch: pytest.MonkeyPatch, connector: object) -> tuple[RuntimeEnd, Any]:
+    """A worker's end, which connects by the connector, and a session for it."""
     monkeypatch.setattr(runtime_end, "make_connector", lambda *choice: connector)
     monkeypatch.setattr(runtime_end, "TextEncoder", lambda *parts: None)
 
@@ -46,12 +46,15 @@ def test_a_connector_is_not_closed_while_it_connects(monkeypatch: pytest.MonkeyP
     bundles: Any = SimpleNamespace(load=load)
     nothing: Any = None
     geometry = SimpleNamespace(window=1, check=lambda: None, sizes=None)
-    session: Any = SimpleNamespace(
-        transport="shm", geometry=geometry, tokenizer_files={}, transport_blob=b"", channel=0
-    )
+    session = SimpleNamespace(transport="shm", geometry=geometry, tokenizer_files={}, transport_blob=b"", channel=0)
+    return RuntimeEnd(0, config, nothing, bundles, lambda: None, lambda reply: None), session
+
+
+def test_a_connector_is_not_closed_while_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    connector = Connector()
+    end, session = meeting(monkeypatch, connector)
 
     async def scene() -> None:
-        end = RuntimeEnd(0, config, nothing, bundles, lambda: None, lambda reply: None)
         connecting = asyncio.create_task(end._serving(session))
         assert await asyncio.to_thread(connector.begun.wait, 20)
         connecting.cancel()
@@ -68,24 +71,12 @@ def test_a_transport_to_another_arena_is_closed(monkeypatch: pytest.MonkeyPatch)
     closed: list[bool] = []
     transport = SimpleNamespace(close=lambda: closed.append(True))
     connector = SimpleNamespace(connect=lambda *session: transport, close=lambda: None)
-    monkeypatch.setattr(runtime_end, "make_connector", lambda *choice: connector)
-    monkeypatch.setattr(runtime_end, "TextEncoder", lambda *parts: None)
+    end, session = meeting(monkeypatch, connector)
 
     def refuse(*parts: object) -> None:
         raise ChannelError("the arena is not the session's")
 
-    async def load(files: dict[str, bytes]) -> None:
-        return None
-
     monkeypatch.setattr(runtime_end, "ChannelClient", refuse)
-    config: Any = SimpleNamespace(transport="shm", rdma=None, tool_parser="")
-    bundles: Any = SimpleNamespace(load=load)
-    nothing: Any = None
-    geometry = SimpleNamespace(window=1, check=lambda: None, sizes=None)
-    session: Any = SimpleNamespace(
-        transport="shm", geometry=geometry, tokenizer_files={}, transport_blob=b"", channel=0
-    )
-    end = RuntimeEnd(0, config, nothing, bundles, lambda: None, lambda reply: None)
     with pytest.raises(ChannelError):
         asyncio.run(end._serving(session))
     assert closed == [True]

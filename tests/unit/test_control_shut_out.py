@@ -16,7 +16,7 @@ from blink_proto import control_pb2
 from blink_proto.control_pb2_grpc import ControlStub
 from blink_proto.roles import Role
 from gpu_runtime.config import ConfigError
-from gpu_runtime.control import server
+from gpu_runtime.control import entrance, server
 from gpu_runtime.control.refused import ListError, RefusedCertificates
 from gpu_runtime.control.server import Listen, check_listen
 from tests.doors import Doors, doors
@@ -236,7 +236,7 @@ def test_a_device_that_hangs_does_not_keep_calls_open(
             path.write_text("CN=blink dpu-a\n")
             await until(doors.registrar.busy.is_set)
             path.write_text("CN=blink dpu-a\nCN=blink dpu-b\n")
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(1.6):
                 assert (await refused(states.read()))[0] is UNKNOWN_CALLER
             assert [keys.revoked for keys in doors.registrar.given] == [False, False]
             doors.registrar.revoking = 0.0
@@ -278,9 +278,10 @@ def test_leases_that_only_the_device_can_end_are_not_waited_for(
         await open_by(doors, "dpu-a", "a")
         doors.live(0)
         monkeypatch.setattr(doors.life.entrance, "_memory", object())
+        monkeypatch.setattr(entrance, "GIVE_UP_SECONDS", 5.0)
         began = time.monotonic()
         assert not (await end(doors, "a")).freed
-        assert time.monotonic() - began < 0.7
+        assert time.monotonic() - began < 3.0
         assert doors.registrar.given[0].revoked
 
     play(monkeypatch, scene, certificates)

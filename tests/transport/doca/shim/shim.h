@@ -7,8 +7,8 @@
 // DOCA_SHIM_START=connect: contexts run only once they are connected. DOCA_SHIM_EVENTS=0: no connection events.
 // DOCA_SHIM_EDGE=1: a notification tells only of events after its request, and only once.
 // DOCA_SHIM_LOSE=1: tasks whose turn comes meanwhile are not carried out; they end with their context.
-// DOCA_SHIM_DOWN=FILE: while there is such a file, the link is down: what is carried out fails, and ends its connection.
-// DOCA_SHIM_RETRY_MS: how long a task waits for a peer that is not connected (500).
+// DOCA_SHIM_DOWN=FILE: while there is such a file, the link is down: what is carried out fails, and ends its
+// connection. DOCA_SHIM_RETRY_MS: how long a task waits for a peer that is not connected (500).
 #ifndef TESTS_TRANSPORT_DOCA_SHIM_SHIM_H_
 #define TESTS_TRANSPORT_DOCA_SHIM_SHIM_H_
 

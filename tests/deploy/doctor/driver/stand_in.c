@@ -19,16 +19,11 @@ int cuDeviceGetPCIBusId(char* address, int size, int device) {
 
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
   switch (attribute) {
-    case COMPUTE_CAPABILITY_MAJOR:
-      return *value = 9, 0;
-    case COMPUTE_CAPABILITY_MINOR:
-      return *value = 0, 0;
-    case GPU_DIRECT_RDMA_SUPPORTED:
-      return *value = 1, 0;
-    case GPU_DIRECT_RDMA_WRITES_ORDERING:
-      return *value = 100, 0;
-    case DMA_BUF_SUPPORTED:
-      return *value = device == 40, 0;
+    case COMPUTE_CAPABILITY_MAJOR: return *value = 9, 0;
+    case COMPUTE_CAPABILITY_MINOR: return *value = 0, 0;
+    case GPU_DIRECT_RDMA_SUPPORTED: return *value = 1, 0;
+    case GPU_DIRECT_RDMA_WRITES_ORDERING: return *value = 100, 0;
+    case DMA_BUF_SUPPORTED: return *value = device == 40, 0;
   }
   return 1;  // CUDA_ERROR_INVALID_VALUE
 }
@@ -53,12 +48,8 @@ int nvmlDeviceGetBAR1MemoryInfo(void* device, unsigned long long* memory) {
 }
 
 int nvmlDeviceGetPersistenceMode(void* device, int* mode) { return *mode = 1, wrong(device); }
-int nvmlDeviceGetClockInfo(void* device, int kind, unsigned* clock) {
-  return *clock = 1200, wrong(device) | (kind != 1);
-}
-int nvmlDeviceGetMaxClockInfo(void* device, int kind, unsigned* clock) {
-  return *clock = 1980, wrong(device) | (kind != 1);
-}
+int nvmlDeviceGetClockInfo(void* device, int kind, unsigned* clock) { return *clock = 1200, wrong(device) | (kind != 1); }
+int nvmlDeviceGetMaxClockInfo(void* device, int kind, unsigned* clock) { return *clock = 1980, wrong(device) | (kind != 1); }
 
 int nvmlDeviceGetCurrentClocksThrottleReasons(void* device, unsigned long long* reasons) {
   *reasons = 0x8;  // hardware slowdown

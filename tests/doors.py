@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,3 +163,15 @@ async def doors(
         device.cancel()
         shared.unlink()
         assert registrar.closed
+
+
+def play_doors(
+    patch: pytest.MonkeyPatch, scene: Callable[[Doors], Awaitable[None]], certificates: Path | None = None
+) -> None:
+    """A scene at them, for a minute at most."""
+
+    async def run() -> None:
+        async with asyncio.timeout(60), doors(patch, certificates) as made:
+            await scene(made)
+
+    asyncio.run(run())

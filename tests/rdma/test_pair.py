@@ -273,7 +273,7 @@ def test_nothing_secret_is_said(pair: Pair) -> None:
         tell(guest, "look")
         guest.wait_for("secrets shown", ANSWER_SECONDS)
         numbers |= numbers_of((guest.out / "secrets").read_text())
-    assert len(numbers) >= 4
+    assert len(numbers) >= 2, "of the one queue pair's packets, either way"
     assert "opened_unix_seconds" in pair.runtime.said(), "blinkctl has shown a session"
     said = pair.front.said() + pair.runtime.said()
     for path in ("/metrics", "/health", "/ready", "/v1/models", "/version", "/v1/nothing"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from blink_proto.roles import Role
 from gpu_runtime.control import guard, server
 from gpu_runtime.control.caller import Caller
 from gpu_runtime.control.crowd import Crowd, Limits
-from tests.doors import Doors, doors
+from tests.doors import Doors, play_doors
 
 CONNECTIONS, EACH = 17, 31
 INFO = "/blink.control.v1.Control/GetServerInfo"
@@ -33,16 +33,6 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("crowd") / "certs"
     authority.initialise(folder, [], 30)
     return folder
-
-
-def play(
-    patch: pytest.MonkeyPatch, scene: Callable[[Doors], Awaitable[None]], certificates: Path | None = None
-) -> None:
-    async def run() -> None:
-        async with asyncio.timeout(60), doors(patch, certificates) as made:
-            await scene(made)
-
-    asyncio.run(run())
 
 
 async def begun(call: Any) -> str:
@@ -87,7 +77,7 @@ def test_streams_without_end(monkeypatch: pytest.MonkeyPatch, certificates: Path
             while await begun(ControlStub(channel).WatchState(request)) != "PHASE_SERVING":
                 await asyncio.sleep(0.05)  # what was given up is free again
 
-    play(monkeypatch, scene, certificates if secure else None)
+    play_doors(monkeypatch, scene, certificates if secure else None)
 
 
 async def never() -> AsyncIterator[bytes]:
@@ -121,7 +111,7 @@ def test_calls_whose_request_never_comes(monkeypatch: pytest.MonkeyPatch, certif
             }
             await ask(readers[0])
 
-    play(monkeypatch, scene, certificates)
+    play_doors(monkeypatch, scene, certificates)
 
 
 def test_a_call_without_a_deadline_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +138,7 @@ def test_a_call_without_a_deadline_ends(monkeypatch: pytest.MonkeyPatch) -> None
         assert time.monotonic() - began > 0.9
         assert (await states.read()).phase == control_pb2.PHASE_SERVING
 
-    play(monkeypatch, scene)
+    play_doors(monkeypatch, scene)
 
 
 def test_calls_of_all_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +153,7 @@ def test_calls_of_all_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         for call in calls:
             call.cancel()
 
-    play(monkeypatch, scene)
+    play_doors(monkeypatch, scene)
 
 
 def caller(role: Role, certificate: str) -> Caller:

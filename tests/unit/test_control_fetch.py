@@ -20,7 +20,7 @@ from blink_proto.control_pb2_grpc import ControlStub
 from gpu_runtime.control import guard
 from gpu_runtime.control.refused import RefusedCertificates
 from gpu_runtime.control.service import FETCHES
-from tests.doors import Doors, doors
+from tests.doors import Doors, play_doors
 
 TOKENIZER = {"tokenizer.json": bytes(range(256)) * (20 << 12), "chat_template.jinja": b"{{ messages }}"}
 """20 MiB and a little."""
@@ -36,12 +36,11 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def play(
     patch: pytest.MonkeyPatch, scene: Callable[[Doors], Awaitable[None]], certificates: Path | None = None
 ) -> None:
-    async def run() -> None:
-        async with asyncio.timeout(60), doors(patch, certificates) as made:
-            made.life.tokenizer = TOKENIZER
-            await scene(made)
+    async def with_files(made: Doors) -> None:
+        made.life.tokenizer = TOKENIZER
+        await scene(made)
 
-    asyncio.run(run())
+    play_doors(patch, with_files, certificates)
 
 
 def fetch(channel: grpc.aio.Channel) -> Any:

@@ -28,6 +28,7 @@ from gpu_runtime.control.server import Listen
 from gpu_runtime.registration import verbs
 from gpu_runtime.scheduler import layout
 from gpu_runtime.shared_arena import SHM_FOLDER
+from tests.lives import ignore, play_lives
 from tests.tiny import save_tiny
 
 
@@ -66,22 +67,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(made[0]), str(made[1])
 
 
-def ignore(done: int, total: int, what: str) -> None:
-    """Progress that nobody watches."""
-
-
 def play(monkeypatch: pytest.MonkeyPatch, scene: Callable[[Runtime], Awaitable[None]]) -> None:
-    monkeypatch.setitem(process._MODULES, "cpu", "tests.standin.idle")
-
-    async def run() -> None:
-        choices: Any = {"transports": ("shm", "verbs"), "rdma_address": "192.0.2.1"}
-        runtime = Runtime(make_config("cpu", channels=1, kv_tokens=64, **choices))
-        try:
-            await scene(runtime)
-        finally:
-            await runtime.close(0.0)
-
-    asyncio.run(run())
+    play_lives(monkeypatch, scene, transports=("shm", "verbs"), rdma_address="192.0.2.1")
 
 
 def test_a_device_that_fails_to_close_ends_with_its_life(

@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +24,7 @@ from blink_proto.control_pb2 import Phase
 from blink_proto.control_pb2_grpc import ControlStub
 from blink_proto.rdma.binding import RdmaError
 from gpu_runtime import shared_arena
-from gpu_runtime.chain import process
 from gpu_runtime.chain.process import Progress
-from gpu_runtime.config import make_config
 from gpu_runtime.control import patience
 from gpu_runtime.control import runtime as runtime_module
 from gpu_runtime.control.errors import BadRequestError, ExhaustedError, NotReadyError, StalledError
@@ -38,6 +36,7 @@ from gpu_runtime.model.errors import ModelError
 from gpu_runtime.registration import verbs
 from gpu_runtime.scheduler import layout
 from gpu_runtime.shared_arena import ArenaLimits, SharedArena
+from tests.lives import ignore, play_lives
 from tests.standin.idle import NEVER_READY
 from tests.tiny import save_tiny
 
@@ -78,24 +77,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(made[0]), str(made[1])
 
 
-def ignore(done: int, total: int, what: str) -> None:
-    """Progress that nobody watches."""
-
-
-def play(monkeypatch: pytest.MonkeyPatch, scene: Callable[[Runtime], Awaitable[None]], **choices: Any) -> None:
-    """A runtime over chains that are not there, until the end of the scene."""
-    monkeypatch.setitem(process._MODULES, "cpu", "tests.standin.idle")
-
-    async def run() -> None:
-        runtime = Runtime(make_config("cpu", channels=1, kv_tokens=64, **choices))
-        try:
-            await scene(runtime)
-        finally:
-            await runtime.close(0.0)
-
-    asyncio.run(run())
-
-
 def serves(runtime: Runtime, name: str, epoch: int) -> bool:
     state = runtime.watch.state
     assert not runtime.life.chain.ended
@@ -119,7 +100,7 @@ def test_a_port_that_is_down_does_not_cost_the_model_that_serves(
         assert serves(runtime, "new", 2)
         assert chain.ended
 
-    play(monkeypatch, scene, transports=("shm", "verbs"), rdma_address="192.0.2.1")
+    play_lives(monkeypatch, scene, transports=("shm", "verbs"), rdma_address="192.0.2.1")
 
 
 def test_a_port_that_goes_down_while_the_old_model_drains(
@@ -144,7 +125,7 @@ def test_a_port_that_goes_down_while_the_old_model_drains(
         await runtime.unload("old", 0.0)
         assert runtime.models() == []
 
-    play(monkeypatch, scene, transports=("shm", "verbs"), rdma_address="192.0.2.1")
+    play_lives(monkeypatch, scene, transports=("shm", "verbs"), rdma_address="192.0.2.1")
 
 
 def test_a_full_shared_memory_does_not_cost_the_model_that_serves(
@@ -159,7 +140,7 @@ def test_a_full_shared_memory_does_not_cost_the_model_that_serves(
                 await runtime.load(folders[1], "new", ignore, replace_grace=0.0)
         assert serves(runtime, "old", 1)
 
-    play(monkeypatch, scene)
+    play_lives(monkeypatch, scene)
 
 
 def test_an_arena_that_cannot_be_made_leaves_nothing(
@@ -189,7 +170,7 @@ def test_an_arena_that_cannot_be_made_leaves_nothing(
         made.unlink()
 
     monkeypatch.setattr(shared_arena, "SHM_FOLDER", tmp_path)
-    play(monkeypatch, scene)
+    play_lives(monkeypatch, scene)
 
 
 def test_a_load_that_hangs_is_given_up(
@@ -224,7 +205,7 @@ def test_a_load_that_hangs_is_given_up(
         assert serves(runtime, "again", 4)
 
     began = time.monotonic()
-    play(monkeypatch, scene)
+    play_lives(monkeypatch, scene)
     assert time.monotonic() - began < 40, "nobody waits for the threads"
     stuck.set()
 
@@ -257,7 +238,7 @@ def test_a_load_outlives_its_callers_deadline(monkeypatch: pytest.MonkeyPatch, f
             assert (await load(1, 20))[-1].model.name == "b"
         await server.stop()
 
-    play(monkeypatch, scene)
+    play_lives(monkeypatch, scene)
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -282,7 +263,7 @@ def test_a_failed_load_is_told_once(
         assert ("a model was not loaded: it is broken" in said) is not waits
 
     monkeypatch.setattr(runtime_module, "resolve_model", fail)
-    play(monkeypatch, scene)
+    play_lives(monkeypatch, scene)
 
 
 def test_work_that_moves_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +302,7 @@ def test_nobody_waits_for_an_unload_that_was_abandoned(
         await runtime.load(folders[1], "new", ignore)
         assert serves(runtime, "new", 2)
 
-    play(monkeypatch, scene)
+    play_lives(monkeypatch, scene)
 
 
 def test_sizes_without_end_are_refused_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -338,4 +319,4 @@ def test_sizes_without_end_are_refused_at_once(monkeypatch: pytest.MonkeyPatch, 
         await runtime.load(str(folder), "sound", ignore)
         assert serves(runtime, "sound", 1)
 
-    play(monkeypatch, scene)
+    play_lives(monkeypatch, scene)
